@@ -61,9 +61,9 @@ ONCE = frozenset(("put_model", "put_environment", "add_dataset"))
 
 
 def _asking(channel: Channel) -> Ask:
-    def ask(asked: Any, *, once: bool = False) -> Any:
+    def ask(request: Any, *, once: bool = False) -> Any:
         try:
-            return channel.call(asked, once=once)
+            return channel.call(request, once=once)
         except ChannelError as error:
             raise _error_of(error) from error
 
@@ -93,8 +93,9 @@ class ChannelPart:
             raise AttributeError(method)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            asked = runcalls.Method(self._part, method, values.encode(args), values.encode(kwargs))
-            return values.decode(self._ask(asked, once=method in ONCE))
+            encoded = values.encode(args), values.encode(kwargs)
+            request = runcalls.Method(self._part, method, *encoded)
+            return values.decode(self._ask(request, once=method in ONCE))
 
         return call
 
@@ -120,8 +121,8 @@ class ChannelStore(ChannelPart):
         return cast(tuple[Job, bool], self._passed("start_run", new))
 
     def _passed(self, method: str, new: NewJob | NewRun) -> Any:
-        asked = runcalls.Method("store", method, values.encode([new]), values.encode({}))
-        return values.decode(self._ask(asked))
+        request = runcalls.Method("store", method, values.encode([new]), values.encode({}))
+        return values.decode(self._ask(request))
 
     def run_writers(self) -> list[tuple[str, Any]]:
         """Return an empty list: a job cannot tell which processes are gone."""
@@ -140,8 +141,8 @@ class ChannelBlobs:
         self._ask = ask
 
     def _keep(self, path: Path, key: str | None, digest: str | None) -> Blob:
-        asked = runcalls.KeepBlob(path.name, key, digest)
-        return cast(Blob, values.decode(self._ask(asked)))
+        request = runcalls.KeepBlob(path.name, key, digest)
+        return cast(Blob, values.decode(self._ask(request)))
 
     def put_file(self, path: str | Path, key: str, *, digest: str | None = None) -> Blob:
         """See `BlobStore.put_file`."""

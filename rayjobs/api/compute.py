@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from rayjobs.api.workspace import Workspace
 
 PRIORITIES = ("dedicated", "lowpriority")
-DEFAULT_SIZE = "STANDARD_NC6"  # of an AmlCompute whose program names no size
+DEFAULT_SIZE = "STANDARD_NC6"  # the size of an AmlCompute for which the program names none
 DEFAULT_MAX_NODES = 4
 _KIND = re.compile(r"cpu|gpu|[-_]?\d+")
-MISSPELT = 0.8  # names at least this similar are taken for a typing mistake
+MISSPELT = 0.8  # names at least this similar are taken for typing mistakes
 
 
 class ComputeNotFoundError(NotFoundError, ComputeTargetException):
@@ -148,7 +148,7 @@ class ComputeTarget:
 
     @property
     def provisioning_errors(self) -> None:
-        """None."""
+        """Always None."""
         return
 
     @property
@@ -249,7 +249,7 @@ class ComputeTarget:
         """Change the limits on its nodes, and how long a node may be idle.
 
         Raises:
-            ComputeUsageError: a count is wrong, or no program made the compute: it is a target.
+            ComputeUsageError: a count is wrong, or the compute is a target that no program created.
         """
         self._check_made("updated")
         changes = {
@@ -291,8 +291,8 @@ class ComputeTarget:
     def _check_made(self, what: str) -> None:
         if not self._is_made:
             raise ComputeUsageError(
-                f"{self.name!r} cannot be {what}: no program made it, it is target "
-                f"{self.target!r}; see `rayjobs target -h`"
+                f"{self.name!r} cannot be {what}: it is the target {self.target!r}, which no "
+                f"program created; see `rayjobs target -h`"
             )
 
 
@@ -301,7 +301,7 @@ class AmlCompute(ComputeTarget):
     """A cluster of machines of one size."""
 
     @staticmethod
-    def provisioning_configuration(  # noqa: PLR0913 - the parameters of Azure ML's
+    def provisioning_configuration(  # noqa: PLR0913 - Azure ML's parameters
         vm_size: str = "",
         vm_priority: str = "dedicated",
         min_nodes: int = 0,
@@ -536,7 +536,7 @@ def refuse_misspelt(settings: AzureSettings, name: str) -> None:
     if near:
         raise ComputeUsageError(
             f"there is no compute target {name!r}. Did you mean {near[0]!r}? If {name!r} is "
-            f"another cluster, say what runs its jobs: `rayjobs azureml map {name}=local`"
+            f"another cluster, map it to a target: `rayjobs azureml map {name}=local`"
         )
 
 
@@ -591,4 +591,6 @@ def _check_counts(min_nodes: Any, max_nodes: Any, idle_seconds: Any) -> None:
 def _notice_unused(**given: Any) -> None:
     named = sorted(name for name, value in given.items() if value is not None)
     if named:
-        notice(f"AmlCompute: {', '.join(named)} has no effect; rayjobs makes no machines in Azure")
+        notice(
+            f"AmlCompute: {', '.join(named)} has no effect; rayjobs creates no machines in Azure"
+        )

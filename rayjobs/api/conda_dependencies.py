@@ -42,7 +42,7 @@ class CondaDependencies:
         return f"CondaDependencies(python={self._python!r}, pip={packages!r:.200}{conda})"
 
     def __eq__(self, other: object) -> bool:
-        """Whether both request the same, in the same order."""
+        """Whether both request the same packages, options and channels, in the same order."""
         return isinstance(other, CondaDependencies) and vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]
@@ -110,7 +110,7 @@ class CondaDependencies:
         ]
 
     def set_pip_option(self, pip_option: str) -> None:
-        """Add an option of requirements files, such as ``--index-url URL``, unless it is there."""
+        """Add an option of requirements files, such as ``--index-url URL``, if it is missing."""
         if str(pip_option) not in self._pip:
             self._pip.insert(0, str(pip_option))
 

@@ -1,4 +1,4 @@
-"""Descriptions of jobs in Azure ML v1's terms: ScriptRunConfig and its parts, and their spec.
+"""Job descriptions in Azure ML v1's terms: ScriptRunConfig, its parts, and the resulting spec.
 
 Signatures: ``azureml.core`` 1.61 (ScriptRunConfig, RunConfiguration, …Configuration).
 """
@@ -49,7 +49,7 @@ class MpiConfiguration:
 
 
 class PyTorchConfiguration:
-    """A torch.distributed job; `process_count` is the total of all nodes."""
+    """A torch.distributed job; `process_count` is the total over all nodes."""
 
     def __init__(
         self,
@@ -311,17 +311,18 @@ class RunConfiguration:
         """Treat a single worker as a plain script.
 
         Raises:
-            RunConfigurationError: workers that find each other by TF_CONFIG, or parameter servers.
+            RunConfigurationError: it has several workers or parameter servers.
         """
         if config.worker_count > 1 or config.parameter_server_count > 1:
             raise RunConfigurationError(
-                f"{config!r} asks for workers and parameter servers that find each other by "
-                f"TF_CONFIG, which rayjobs does not start; use MpiConfiguration with Horovod"
+                f"{config!r} requests workers and parameter servers that find each other "
+                f"through TF_CONFIG, which rayjobs does not start; use MpiConfiguration with "
+                f"Horovod"
             )
         self.framework, self.communicator, self.node_count = "TensorFlow", "None", 1
 
     def __repr__(self) -> str:
-        """Return the target, and the differences from one process on one node."""
+        """Return the target and the settings that differ from the defaults."""
         return shown(self, **needs_of(self))
 
 
@@ -329,7 +330,7 @@ def _check_framework(name: str) -> None:
     """Refuse frameworks whose jobs do not start like a script.
 
     Raises:
-        RunConfigurationError: the framework is Spark, or unknown to Azure ML too.
+        RunConfigurationError: the framework is Spark, or Azure ML does not have it either.
     """
     if str(name).casefold() == "pyspark":
         raise RunConfigurationError(
@@ -401,12 +402,12 @@ class ScriptRunConfig:
             raise UsageError("give a script (or a command) to run")
 
     def __repr__(self) -> str:
-        """Return script, target and requirements, but no variables: one may be secret."""
+        """Return script, target and requirements, but no variables, which may be secret."""
         entry = {"script": self.script} if self.command is None else {"command": self.command}
         arguments = {"arguments": self.arguments} if self.arguments else {}
         return shown(self, self.source_directory, **entry, **arguments, **needs_of(self.run_config))
 
-    def _tell_of_nccl(self, values: Mapping[str, Any]) -> None:
+    def _warn_of_nccl(self, values: Mapping[str, Any]) -> None:
         entry = values.get("script")
         warning = own_nccl.sentence(
             None if entry is None else Path(values["source_directory"], entry),
@@ -432,7 +433,7 @@ class ScriptRunConfig:
         Raises:
             CannotBePlacedError: it needs GPUs, and its target has none.
             SpecError: a value is not valid in a spec; lists all problems.
-            UsageError: this version does not support something.
+            UsageError: rayjobs does not support one of the settings.
         """
         from rayjobs.spec.file import build_spec
 
@@ -498,7 +499,7 @@ class ScriptRunConfig:
                 arguments = list(with_arguments(arguments))
             values["arguments"] = arguments
         if placed.on_cpus:
-            self._tell_of_nccl(values)
+            self._warn_of_nccl(values)
         values |= {"inputs": data.inputs, "outputs": data.outputs}
         return build_spec(values)
 
@@ -517,7 +518,7 @@ def shown(of: object, *first: Any, **named: Any) -> str:
 
 
 def needs_of(settings: RunConfiguration) -> dict[str, Any]:
-    """Return the target of a configuration, and the differences from the default."""
+    """Return the target of a configuration, and the settings that differ from the defaults."""
     usual = {
         "communicator": "None",
         "node_count": 1,
@@ -529,9 +530,9 @@ def needs_of(settings: RunConfiguration) -> dict[str, Any]:
         "priority": 0,
     }
     given = {name: getattr(settings, name) for name in usual}
-    asked = settings.environment
-    if asked is not None and not getattr(asked, "is_default", False):
-        given["environment"], usual["environment"] = asked, None
+    environment = settings.environment
+    if environment is not None and not getattr(environment, "is_default", False):
+        given["environment"], usual["environment"] = environment, None
     given["use_gpu"] = settings.use_gpu or None  # False is not shown: it is an estimator's default
     processes = settings.mpi.process_count_per_node
     return {
@@ -545,7 +546,7 @@ def argument_text(item: Any) -> str:
     """Return an argument as the script gets it.
 
     Raises:
-        UsageError: it is not a text, a number or a bool.
+        UsageError: it is not a string, a number or a bool.
     """
     if isinstance(item, (str, bool, int, float, Path)):
         return str(item)
@@ -553,7 +554,7 @@ def argument_text(item: Any) -> str:
     if callable(plain) and getattr(item, "ndim", 1) == 0:
         return str(plain())
     raise UsageError(
-        f"an argument is a {type(item).__name__} ({item!r:.80}); give texts, numbers, bools, or "
+        f"an argument is a {type(item).__name__} ({item!r:.80}); give strings, numbers, bools, or "
         f"data (a DataReference, a named dataset, an OutputFileDatasetConfig)"
     )
 
@@ -635,7 +636,7 @@ def _environment_of(environment: Any) -> str | dict[str, Any] | None:
 
 
 def _container_of(settings: RunConfiguration) -> dict[str, Any] | None:
-    """Return an environment's image, with the additions of the run's Docker settings."""
+    """Return the container of a run, with its Docker settings; None if it has no image."""
     from rayjobs.api.environment import Environment
 
     if not isinstance(settings.environment, Environment):
@@ -683,6 +684,6 @@ def _warn_of_ignored(**given: Any) -> None:
     ignored = [name for name, value in given.items() if value is not None]
     if ignored:
         warnings.warn(
-            f"{', '.join(ignored)}: ignored because a run_config was given; set them there",
+            f"{', '.join(ignored)}: ignored because a run_config was given; set them in it",
             stacklevel=3,
         )

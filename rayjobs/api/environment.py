@@ -54,10 +54,10 @@ class Environment(FixedAttributes):
         """Start with nothing to install: the target's own Python.
 
         Raises:
-            UsageError: the name is not a text, or an argument is unknown.
+            UsageError: the name is empty or not a string, or an argument is unknown.
         """
         if not isinstance(name, str) or not name.strip():
-            raise UsageError(f"the environment's name is {name!r}; give a text")
+            raise UsageError(f"the environment's name is {name!r}; give a string")
         self.name = name
         self.version: str | None = None
         self.asset_id: str | None = None
@@ -75,7 +75,7 @@ class Environment(FixedAttributes):
             setattr(self, key, value)
 
     def __repr__(self) -> str:
-        """Return its name and content, but no variables: one may be secret."""
+        """Return its name and content, but no variables, which may be secret."""
         wanted = self.python.conda_dependencies
         of = self.python.interpreter_path if wanted is None or wanted.is_empty else wanted
         return f"Environment({self.name!r}, {of!r})"
@@ -193,21 +193,21 @@ class Environment(FixedAttributes):
     @staticmethod
     def of_spec(spec: JobSpec) -> Environment:
         """Return the environment that a job's spec requests, or the target's own Python."""
-        asked = spec.environment
-        made = Environment(getattr(asked, "name", None) or "job")
+        requested = spec.environment
+        made = Environment(getattr(requested, "name", None) or "job")
         if spec.container is not None:
             made.docker.base_image = spec.container.image
-        if asked is None or isinstance(asked, str):
+        if requested is None or isinstance(requested, str):
             made.python.user_managed_dependencies = True
-            if asked is not None:
-                made.python.interpreter_path = asked
+            if requested is not None:
+                made.python.interpreter_path = requested
             return made
         packages = made.python.conda_dependencies = CondaDependencies()
-        packages.set_pip_requirements(asked.pip)
-        for one in asked.conda:
+        packages.set_pip_requirements(requested.pip)
+        for one in requested.conda:
             packages.add_conda_package(one)
-        if asked.python is not None:
-            packages.set_python_version(asked.python)
+        if requested.python is not None:
+            packages.set_python_version(requested.python)
         return made
 
     def clone(self, new_name: str) -> Environment:
@@ -217,7 +217,7 @@ class Environment(FixedAttributes):
             UsageError: the name is one of Azure ML's own.
         """
         if not isinstance(new_name, str) or not new_name.strip():
-            raise UsageError(f"the environment's name is {new_name!r}; give a text")
+            raise UsageError(f"the environment's name is {new_name!r}; give a string")
         _refuse_reserved(new_name)
         made = copy.deepcopy(self)
         made.name, made.version, made.asset_id = new_name, None, None
@@ -287,7 +287,7 @@ class Environment(FixedAttributes):
             image_build_compute: Accepted but unused: the build is for jobs of the local target.
 
         Raises:
-            PrepareError: the build failed; the message is the resolver's.
+            PrepareError: the build failed; the message is that of the resolver.
         """
         from rayjobs.api import environment_registry as registry
 
@@ -412,13 +412,13 @@ class Environment(FixedAttributes):
         if docker.shm_size is not None and docker.shm_size != DEFAULT_SHM_SIZE:
             made["shm_size"] = docker.shm_size
         registry = docker.base_image_registry
-        asked: dict[str, Any] = {}
+        access: dict[str, Any] = {}
         if registry.address:
-            asked["address"] = registry.address
+            access["address"] = registry.address
         if registry.username:
-            asked |= {"username": registry.username, "password": _secret(registry.password)}
-        if asked:
-            made["registry"] = asked
+            access |= {"username": registry.username, "password": _secret(registry.password)}
+        if access:
+            made["registry"] = access
         return made
 
     @property
@@ -500,10 +500,10 @@ class FrameworkEnvironment(Environment):
 
     def to_spec(self) -> str | dict[str, Any] | None:
         """Return the `environment` part of a job's spec: packages on top of the target's own."""
-        asked = super().to_spec()
-        if isinstance(asked, str) or (asked is None and not self.framework):
-            return asked
-        added = asked or {"name": self.name, "python": None, "pip": []}
+        own = super().to_spec()
+        if isinstance(own, str) or (own is None and not self.framework):
+            return own
+        added = own or {"name": self.name, "python": None, "pip": []}
         return {
             **added,
             "python": added["python"] or self.framework_python,

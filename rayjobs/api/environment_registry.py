@@ -63,7 +63,7 @@ def _made(stored: EnvironmentVersion) -> Environment:
 
 def _number(name: str, version: str) -> int:
     if not str(version).isdecimal():
-        raise NotFoundError(f"the environment {name!r} has no version {version!r}: it is a number")
+        raise NotFoundError(f"the environment {name!r} has no version {version!r}; give a number")
     return int(version)
 
 
@@ -122,7 +122,7 @@ def build(workspace: Workspace, environment: Environment) -> ImageBuild:
     """
     from rayjobs.submit import environments
 
-    found, log = environments.build_here(_asked(environment))
+    found, log = environments.build_here(_spec_to_build(environment))
     return ImageBuild(environment.name, found.key, found.lock, log)
 
 
@@ -130,23 +130,23 @@ def details(workspace: Workspace, environment: Environment) -> dict[str, Any]:
     """Return an environment's content, and whether this machine has built it."""
     from rayjobs.submit import environments
 
-    asked = environment.to_spec()
-    key = environments.key_here(asked) if isinstance(asked, dict) else None
+    spec = environment.to_spec()
+    key = environments.key_here(spec) if isinstance(spec, dict) else None
     return {
         "name": environment.name,
         "version": environment.version,
-        "pythonEnvironment": asked if isinstance(asked, dict) else {"interpreter": asked},
+        "pythonEnvironment": spec if isinstance(spec, dict) else {"interpreter": spec},
         "imageExistsInRegistry": key is not None,
         "key": key,
         "ingredients": environment.python.wanted().as_dict(),
     }
 
 
-def _asked(environment: Environment) -> dict[str, Any]:
-    asked = environment.to_spec()
-    if not isinstance(asked, dict):
+def _spec_to_build(environment: Environment) -> dict[str, Any]:
+    spec = environment.to_spec()
+    if not isinstance(spec, dict):
         raise UsageError(
-            f"the environment {environment.name!r} uses {asked or 'the Python of the target'} "
+            f"the environment {environment.name!r} uses {spec or 'the Python of the target'} "
             f"unchanged: there is nothing to build"
         )
-    return asked
+    return spec

@@ -53,7 +53,7 @@ class FixedAttributes:
         object.__setattr__(self, name, value)
 
 
-_OPEN = "_is_open"  # among the attributes, while the constructor runs
+_OPEN = "_is_open"  # an attribute that exists while the constructor runs
 
 
 class Section(FixedAttributes):
@@ -65,7 +65,7 @@ class Section(FixedAttributes):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Return the differences from a new section, without a registry's address or user name."""
+        """Return the attributes that differ from those of a new section."""
         usual = vars(type(self)())
         given = {key: value for key, value in vars(self).items() if value != usual.get(key)}
         shown = ", ".join(f"{key}={value!r:.80}" for key, value in given.items())
@@ -176,7 +176,7 @@ class DockerSection(Section):
 
 
 class SparkSection(Section):
-    """``environment.spark``: stored but unused: rayjobs does not run Spark."""
+    """``environment.spark``: stored but unused, because rayjobs does not run Spark."""
 
     def __init__(self) -> None:
         self.repositories: list[str] = []
@@ -199,7 +199,7 @@ class RSection(Section):
 
 
 class DatabricksSection(Section):
-    """``environment.databricks``: stored but unused: rayjobs does not run Databricks jobs."""
+    """``environment.databricks``: stored but unused, because rayjobs runs no Databricks jobs."""
 
     def __init__(self) -> None:
         self.maven_libraries: list[Any] = []
@@ -238,7 +238,7 @@ def plain(section: Section) -> dict[str, Any]:
 
 
 def fill(section: Section, values: Mapping[str, Any]) -> None:
-    """Set a section's fields from plain data; unnamed fields stay."""
+    """Set a section's fields from plain data; fields that it does not name stay unchanged."""
     for name, old in list(vars(section).items()):
         key = _camel(name)
         if key not in values:

@@ -232,9 +232,9 @@ class Image:
 def arguments(script_params: Mapping[Any, Any], problems: list[Problem]) -> list[Any]:
     """Return the arguments for script parameters.
 
-    An empty text makes a flag without a value; a parameter that is None is left out; a list gives
-    one argument per item. Data objects stay unchanged: their text is only known when the job's
-    spec is made. Source: ``_estimator_helper`` of azureml-train-core.
+    An empty string makes a flag without a value; a parameter that is None is left out; a list gives
+    one argument per item. Data objects stay unchanged: their text is only known once the job's
+    spec is built. Source: ``_estimator_helper`` of azureml-train-core.
     """
     found = []
     for key, value in script_params.items():

@@ -214,7 +214,7 @@ class Estimator:
             settings.environment = environment
         if max_run_duration_seconds is not None:
             settings.max_run_duration_seconds = max_run_duration_seconds
-        # With an explicit environment, the machine's size decides about GPUs.
+        # With an explicit environment, the machine's size determines the GPUs.
         settings.use_gpu = None if environment_definition is not None else bool(use_gpu)
         settings.amlcompute.vm_size = vm_size
         settings.amlcompute.vm_priority = vm_priority
@@ -229,7 +229,7 @@ class Estimator:
         self._resume_from = resume_from
 
     def __repr__(self) -> str:
-        """Return script, target and requirements, but no variables: one may be secret."""
+        """Return script, target and requirements, but no variables, which may be secret."""
         arguments = {"arguments": self._arguments} if self._arguments else {}
         given = {"entry_script": self._script, **arguments, **needs_of(self.run_config)}
         return shown(self, self.source_directory, **given)
@@ -375,11 +375,11 @@ class _FrameworkEstimator(Estimator):
                 "_enable_optimized_mode has no effect: each environment is built once per node "
                 "and reused"
             )
-        self._asked_version = framework_version
+        self._requested_version = framework_version
         self.framework_version = version
 
     def _framework(self) -> FrameworkEnvironment:
-        version = self._asked_version
+        version = self._requested_version
         if version is None:
             return FrameworkEnvironment(self.FRAMEWORK_NAME, self._PACKAGES)
         first, *more = self._PACKAGES
@@ -389,7 +389,7 @@ class _FrameworkEstimator(Estimator):
 
     @classmethod
     def get_supported_versions(cls) -> list[str]:
-        """Return the versions that may be named."""
+        """Return the versions that `framework_version` may name."""
         return list(cls._VERSIONS)
 
 
@@ -439,10 +439,10 @@ class PyTorch(_FrameworkEstimator):
         _show_lint_warnings: bool = False,
         _show_package_warnings: bool = False,
     ) -> None:
-        """Take the options of `Estimator`, and a version.
+        """Accept the parameters of `Estimator`, and a framework version.
 
-        A version requests the packages of its curated image. The submit substitutes and lists what
-        the target cannot have.
+        A version requests the packages of its curated image. The submit substitutes those that the
+        target cannot provide, and lists the substitutes.
 
         Raises:
             EstimatorError: something is wrong or not supported; lists all problems.
@@ -452,7 +452,7 @@ class PyTorch(_FrameworkEstimator):
         self.run_config.framework = "PyTorch"
 
     def _framework(self) -> FrameworkEnvironment:
-        version = self._asked_version
+        version = self._requested_version
         packages, if_used = pytorch(version)
         name = f"PyTorch {version}" if version else "PyTorch"
         python = FRAMEWORK_PYTHON if version else None
@@ -508,10 +508,10 @@ class TensorFlow(_FrameworkEstimator):
         _show_lint_warnings: bool = False,
         _show_package_warnings: bool = False,
     ) -> None:
-        """Take the options of `Estimator`, and a version.
+        """Accept the parameters of `Estimator`, and a framework version.
 
-        A version requests the packages of its curated image. The submit substitutes and lists what
-        the target cannot have.
+        A version requests the packages of its curated image. The submit substitutes those that the
+        target cannot provide, and lists the substitutes.
 
         Raises:
             EstimatorError: something is wrong or not supported; lists all problems.
@@ -577,10 +577,10 @@ class Chainer(_FrameworkEstimator):
         _show_lint_warnings: bool = False,
         _show_package_warnings: bool = False,
     ) -> None:
-        """Take the options of `Estimator`, and a version.
+        """Accept the parameters of `Estimator`, and a framework version.
 
-        A version requests the packages of its curated image. The submit substitutes and lists what
-        the target cannot have.
+        A version requests the packages of its curated image. The submit substitutes those that the
+        target cannot provide, and lists the substitutes.
 
         Raises:
             EstimatorError: something is wrong or not supported; lists all problems.
@@ -629,10 +629,10 @@ class SKLearn(_FrameworkEstimator):
         _show_lint_warnings: bool = False,
         _show_package_warnings: bool = False,
     ) -> None:
-        """Take the options of `Estimator`, and a version.
+        """Accept the parameters of `Estimator`, and a framework version.
 
-        A version requests the packages of its curated image. The submit substitutes and lists what
-        the target cannot have.
+        A version requests the packages of its curated image. The submit substitutes those that the
+        target cannot provide, and lists the substitutes.
 
         Raises:
             EstimatorError: something is wrong or not supported; lists all problems.

@@ -40,13 +40,13 @@ class Experiment:
     """
 
     def __init__(self, workspace: Workspace, name: str) -> None:
-        """Get the experiment, or begin one; it exists from its first run on.
+        """Get an existing experiment or a new one, which exists once it has a run.
 
         Raises:
             UsageError: the name is not valid for an experiment.
         """
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise UsageError(f"an experiment cannot be called {name!r}; give a short text")
+            raise UsageError(f"an experiment cannot be called {name!r}; give a printable name")
         if len(name) > LONGEST_NAME:
             raise UsageError(
                 f"the experiment's name has {len(name)} characters; at most {LONGEST_NAME} are "
@@ -172,8 +172,8 @@ class Experiment:
         context manager. If the process ends before that, the run is Failed.
 
         Args:
-            name: Name of the run; None makes one.
-            run_id: Id of the run; None makes one.
+            name: Name of the run; None generates one.
+            run_id: Id of the run; None generates one.
             outputs: Folder whose new and changed files ``run.complete()`` stores below
                 ``outputs/``; False means none. None and True mean ``./outputs``, which is
                 created if it does not exist, and removed at the end if it is empty.
@@ -295,7 +295,7 @@ def _submit_job(
     run.warnings = done.warnings
     run.notes = done.notes
     for sentence in substitutes.sentences(done.job.spec.substitutes):
-        notice(sentence)  # results depend on it, and nothing else reports it to a driver's user
+        notice(sentence)  # results depend on the substitutes, and nothing else reports them
     return run
 
 
@@ -308,9 +308,8 @@ def _submit_script(
 ) -> Run:
     keep = experiment.workspace.catalogue.put_manifest
     workspace = experiment.workspace
-    spec = config.to_spec(
-        tags=tags, keep=keep, workspace=workspace
-    )  # the script's name is its default name
+    spec = config.to_spec(tags=tags, keep=keep, workspace=workspace)
+    # Numbered, because all jobs of a script have its name by default.
     return _submit_job(experiment, spec, numbered=True, **kwargs)
 
 

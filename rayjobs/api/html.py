@@ -1,6 +1,6 @@
 """Renders runs, experiments, workspaces and models for notebooks, as HTML without scripts.
 
-Colors that carry text come from the page, so that a dark theme stays readable.
+Text takes its color from the page, so that it stays readable with a dark theme.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_TRIALS = 20
 MOST_POINTS = 400
 MOST_ROWS = 25
 
-# The color of a state's mark; the state's name stands next to the mark.
+# The color of a state's mark; the state's name is next to the mark.
 _MARKS = {
     "Completed": "#2e8b57",
     "Finished": "#2e8b57",
@@ -138,7 +138,7 @@ def workspace_html(workspace: Any) -> str:
         ("Compute targets", ", ".join(workspace.compute_targets) or "none yet"),
     ]
     head = table(("Name", "Folder"), [(workspace.name, workspace.opened.path)])
-    return head + table(("It has", ""), counts)
+    return head + table(("Content", ""), counts)
 
 
 def model_html(model: Any) -> str:

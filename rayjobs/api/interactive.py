@@ -46,7 +46,7 @@ class InteractiveRun(JobRun):
     """
 
     type = "azureml.interactive"
-    _folder: Path | None = None  # `complete` stores its files
+    _folder: Path | None = None  # the folder whose files `complete` stores
     _before: Mapping[str, tuple[int, int]] = {}
     _is_folder_ours = False  # whether the run created it at its start
 
@@ -55,11 +55,11 @@ class InteractiveRun(JobRun):
         """Its name."""
         return self.display_name
 
-    # -- life ----------------------------------------------------------------------------------
+    # -- end -----------------------------------------------------------------------------------
     def complete(self, **kwargs: Any) -> None:
         """Store the files of its outputs folder, then end the run as Completed.
 
-        If the run has already ended, nothing changes; a different end gives a warning.
+        If the run has already ended, nothing changes; if not as Completed, a warning is issued.
         """
         if not self._is_final():
             self._store_outputs()
@@ -69,13 +69,13 @@ class InteractiveRun(JobRun):
         """End the run as Failed.
 
         Args:
-            error_details: What went wrong: a text or an exception.
+            error_details: What went wrong: a message or an exception.
             error_code: A short name of the error.
         """
         self._end(Outcome.FAILED, failure=failure_of(error_details, error_code))
 
     def cancel(self) -> None:
-        """End the run as Canceled. Its process goes on."""
+        """End the run as Canceled; its process continues."""
         self._store.request_cancel(self.id, by=user_name())
         _forget(self.id)
 
@@ -193,7 +193,7 @@ def start_run(
 
 
 def pack_snapshot(opened: OpenWorkspace, folder: Path) -> Packed:
-    """Store a snapshot of a folder, or of the folder that contains a file.
+    """Store a snapshot of a folder.
 
     Raises:
         SnapshotError: it cannot be packed.
@@ -219,7 +219,7 @@ def _pack(opened: OpenWorkspace, folder: Path) -> Packed:
 
 
 def failure_of(details: Any, code: Any) -> Failure:
-    """Return the failure for a user's details (a text or an exception) and error code."""
+    """Return the failure for a user's details (a message or an exception) and error code."""
     if isinstance(details, BaseException):
         text = f"{type(details).__name__}: {details}".rstrip(": ")
     else:
@@ -247,8 +247,8 @@ def _end_written() -> None:
             with _opened(folder) as opened:
                 opened.store.end_orphans(runs, reasons=dict.fromkeys(runs, UNFINISHED))
         except RayjobsError as error:
-            # The next process that opens the workspace sees that this one is gone.
-            sys.stderr.write(f"rayjobs: the end of {', '.join(runs)} is not recorded: {error}\n")
+            # The next process that opens the workspace ends the runs whose process is gone.
+            sys.stderr.write(f"rayjobs: could not record the end of {', '.join(runs)}: {error}\n")
 
 
 def _opened(folder: Path) -> OpenWorkspace:

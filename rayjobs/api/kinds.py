@@ -67,7 +67,7 @@ def _found(where: str) -> type[JobRun]:
 
 
 def run_of(experiment: Experiment, job: Job) -> JobRun:
-    """Return the handle on a job."""
+    """Return the handle of a job."""
     is_step = job.kind == "job" and STEP_OF in job.properties
     kind = _found(STEP) if is_step else class_of(job.kind)
     factory = _factories.get(kind.type)

@@ -65,7 +65,7 @@ def served_workspaces() -> list[Workspace]:
 
 
 class WorkspaceSink(Sink):
-    """Stores what clients log in interactive runs of a workspace."""
+    """Stores the data that clients log as interactive runs of a workspace."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace

@@ -284,9 +284,9 @@ class Model:
         *,
         run: JobRun | str | None = None,
     ) -> Model:
-        """Register a file or folder of this machine or of a run.
+        """Register a file or folder on this machine or of a run.
 
-        A path of this machine is copied into the workspace; the lineage records who uploaded it
+        A path on this machine is copied into the workspace; the lineage records who uploaded it
         and from where. To register files of a run without copying them, pass `run` (an addition
         to Azure ML) or the path ``runs:/RUN/path``.
 
@@ -327,7 +327,7 @@ class Model:
             return Model.of(workspace, uploaded_one)
         if child_paths:
             raise UsageError(
-                "child_paths selects files from a folder of this machine; for a run, name a folder "
+                "child_paths selects files from a folder on this machine; for a run, name a folder "
                 "that contains only the model"
             )
         registered = registry.register(
@@ -379,7 +379,7 @@ class Model:
         """Return the path of a model's files below ``azureml-models/``; download them if needed.
 
         Raises:
-            NotFoundError: they are not there, and no workspace was given.
+            NotFoundError: they do not exist there, and no workspace was given.
         """
         name, colon, numbered = model_name.partition(":")
         if colon:
@@ -420,7 +420,7 @@ class Model:
         sample_output_dataset: Any = None,
         resource_configuration: Any = None,
     ) -> None:
-        """Replace the tags, or the description; add sample datasets to the lineage.
+        """Replace the tags or the description, or add sample datasets to the lineage.
 
         Raises:
             UsageError: a `resource_configuration` was given, which only the registration can set.
@@ -455,7 +455,7 @@ class Model:
         """Add datasets to the lineage, as pairs of purpose and dataset.
 
         Raises:
-            UsageError: a dataset is not registered, or the pairs are not pairs.
+            UsageError: a dataset is not registered, or an item is not a pair.
         """
         self._change(data=dataset_rows(datasets))
 

@@ -69,10 +69,10 @@ def place(
             compute.refuse_misspelt(kept, name)
             notice(compute.unknown_sentence(name))
         target = LOCAL
-    asked = settings.amlcompute
-    if record is None and asked.vm_size:
-        priority = asked.vm_priority or "dedicated"
-        record = ComputeRecord(name, vm_size=asked.vm_size, vm_priority=priority.casefold())
+    machine = settings.amlcompute
+    if record is None and machine.vm_size:
+        priority = machine.vm_priority or "dedicated"
+        record = ComputeRecord(name, vm_size=machine.vm_size, vm_priority=priority.casefold())
     whole_node = record is not None or program_rules.rules.whole_node or settings.use_gpu is True
     if not whole_node:
         return _plain(settings, target)
@@ -129,12 +129,12 @@ def _on_node(
     if on_cpus:
         if not allow_cpu:
             raise CannotBePlacedError(_needs_gpus(record, target, size, backend))
-        talk = ", with gloo in place of nccl" if backend == "nccl" else ""
-        who = f"compute target {record.name!r} asks" if gpus else "the backend nccl asks"
+        backend_change = ", with gloo in place of nccl" if backend == "nccl" else ""
+        requester = f"compute target {record.name!r}" if gpus else "the backend nccl"
         gpus = 0.0
         notice(
-            f"{who} for GPUs and target {target!r} has none: the job runs on CPUs{talk}, which "
-            f"is allowed"
+            f"{requester} asks for GPUs and target {target!r} has none: the job runs on "
+            f"CPUs{backend_change}, which is allowed"
         )
         if backend == "nccl":
             backend = "gloo"
@@ -179,24 +179,24 @@ def _gpus_of_node(settings: RunConfiguration, size: Any, largest: _Largest) -> f
         return 0.0
     if size is None:
         return largest.gpus or (1.0 if settings.use_gpu else 0.0)
-    asked = float(size.gpus)
-    if settings.use_gpu and not asked:
-        asked = largest.gpus or 1.0
-    if largest.gpus and asked > largest.gpus:
-        notice(f"{size.name} has {asked:g} GPUs; the target's largest node has {largest.gpus:g}")
+    gpus = float(size.gpus)
+    if settings.use_gpu and not gpus:
+        gpus = largest.gpus or 1.0
+    if largest.gpus and gpus > largest.gpus:
+        notice(f"{size.name} has {gpus:g} GPUs; the target's largest node has {largest.gpus:g}")
         return largest.gpus
-    return asked
+    return gpus
 
 
 def _needs_gpus(record: ComputeRecord, target: str, size: Any, backend: str) -> str:
-    asked = f" ({size.name}: {size.gpus} GPUs)" if size is not None and size.gpus else ""
+    machine = f" ({size.name}: {size.gpus} GPUs)" if size is not None and size.gpus else ""
     what = (
         "its processes communicate over nccl, which needs GPUs"
         if backend == "nccl"
         else "it needs GPUs"
     )
     return (
-        f"the job on compute target {record.name!r}{asked} cannot run: {what}, and target "
+        f"the job on compute target {record.name!r}{machine} cannot run: {what}, and target "
         f"{target!r} has none. Map the compute to a target with GPUs (`rayjobs azureml map "
         f"{record.name}=TARGET`), or allow CPUs: `rayjobs azureml run --allow-cpu`, or `rayjobs "
         f"azureml allow-cpu` for the whole workspace"

@@ -1,4 +1,4 @@
-"""The handle on a submitted job: its state, end, logs, metrics and files.
+"""The handle of a submitted job: its state, outcome, logs, metrics and files.
 
 Source: ``azureml.core.Run`` and ``ScriptRun``.
 """
@@ -67,7 +67,7 @@ class JobRun(RunFiles, LoggingRun):
         job = self._store.job(self.id)
         if job.kind != INTERACTIVE or job.state.is_final or self.id not in end_orphans(self._store):
             return job
-        return self._store.job(self.id)  # its process is gone
+        return self._store.job(self.id)  # just ended, since its process is gone
 
     @property
     def _is_interactive(self) -> bool:
@@ -139,7 +139,7 @@ class JobRun(RunFiles, LoggingRun):
             run_factory: Called with the experiment and a `RunDto`; returns a run.
 
         Raises:
-            ValueError: the type has a factory already.
+            ValueError: the type already has a factory.
         """
         add_factory(runtype, run_factory)
 
@@ -197,7 +197,7 @@ class JobRun(RunFiles, LoggingRun):
         Args:
             recursive: Also yield the children's children.
             tags: A tag that they have, or a mapping of tags to values.
-            properties: The same of properties.
+            properties: The same for properties.
             type: See `Experiment.get_runs`.
             status: Their state.
         """
@@ -220,8 +220,8 @@ class JobRun(RunFiles, LoggingRun):
         """Start an interactive child run, to which this process logs.
 
         Args:
-            name: Its name; None makes one.
-            run_id: Its id; None makes one.
+            name: Its name; None generates one.
+            run_id: Its id; None generates one.
             outputs: Folder whose new and changed files are stored when it completes; None stores
                 no files.
 
@@ -267,7 +267,7 @@ class JobRun(RunFiles, LoggingRun):
             name=name,
             run_id=run_id,
             parent=self.id,
-            snapshot=self._store.job(self.id).snapshot,  # its code is this run's
+            snapshot=self._store.job(self.id).snapshot,  # the child shares this run's code
             tags=tags,
         )
 
@@ -589,7 +589,7 @@ class JobRun(RunFiles, LoggingRun):
         """End the job as `cancel` does, but as Failed; a job that has ended does not change.
 
         Args:
-            error_details: What went wrong: a text or an exception.
+            error_details: What went wrong: a message or an exception.
             error_code: A short name of the error.
 
         Raises:
@@ -614,7 +614,7 @@ def children_tags(
 
     Raises:
         UsageError: neither `count` nor `tag_key` and `tag_values` were given, both were, or they
-            ask for too many runs.
+            request too many runs.
     """
     if count is None and (tag_key is None or tag_values is None):
         raise UsageError("give create_children either count, or tag_key and tag_values")

@@ -26,14 +26,14 @@ def save(
     name: str | None,
     separate_environment: bool,
 ) -> Path:
-    """Write a configuration, including its variables, as Azure ML does; return the file."""
+    """Write a configuration with its environment variables, as Azure ML does; return the file."""
     file = _new_file(Path.cwd() if path is None else Path(path), name)
     file.parent.mkdir(parents=True, exist_ok=True)
     values = to_dict(settings)
     if separate_environment and values["environment"] is not None:
-        beside = file.with_name(f"{file.stem}_environment.yml")
-        write_atomic(beside, write_yaml(values["environment"]))
-        values["environment"] = beside.name
+        environment_file = file.with_name(f"{file.stem}_environment.yml")
+        write_atomic(environment_file, write_yaml(values["environment"]))
+        values["environment"] = environment_file.name
     write_atomic(file, write_yaml(values))
     return file
 
@@ -49,8 +49,8 @@ def load(path: str | Path, name: str | None) -> RunConfiguration:
     try:
         values = parse_yaml(file.read_text(encoding="utf-8"), str(file))
         if isinstance(values, dict) and isinstance(values.get("environment"), str):
-            beside = file.with_name(values["environment"])
-            values["environment"] = parse_yaml(beside.read_text(encoding="utf-8"), str(beside))
+            separate = file.with_name(values["environment"])
+            values["environment"] = parse_yaml(separate.read_text(encoding="utf-8"), str(separate))
         if not isinstance(values, dict):
             raise RunConfigurationError(f"{file} contains no `key: value` lines")
         return from_dict(values)
@@ -93,7 +93,7 @@ def to_dict(settings: RunConfiguration) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> RunConfiguration:
-    """Return the configuration for a file's values; keys without meaning here are ignored."""
+    """Return the configuration for a file's values; unsupported keys are ignored."""
     made = RunConfiguration(
         script=values.get("script"),
         arguments=values.get("arguments") or (),

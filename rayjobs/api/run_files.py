@@ -48,7 +48,7 @@ class RunFiles:
         return written
 
     def get_file_names(self) -> Sequence[str]:
-        """Return the names of the run's files, logs among them."""
+        """Return the names of the run's files, including its logs."""
         names = {one.name for one in self._opened.store.files(self.id)}
         return sorted(names | set(self._logs().names()))
 
@@ -114,7 +114,8 @@ class RunFiles:
         """Store a file (path or binary stream) with the run under `name`.
 
         Raises:
-            UsageError: the run has such a file or has ended, or the name leads out of its folder.
+            UsageError: the run already has such a file or has ended, or the name leads out of its
+                folder.
             NotFoundError: there is no such file.
         """
         if not hasattr(path_or_stream, "read"):

@@ -46,9 +46,9 @@ def runs_below(workspace: OpenWorkspace, run: str) -> list[str]:
 class EventFiles:
     """A folder with the event files of runs, in one subfolder per run.
 
-    A node stores a file once it has not changed for some seconds, which the event file of a steady
-    training never does. So files of attempts on this machine are read where the scripts write them.
-    A file only grows here, because TensorBoard keeps it open.
+    A node stores a file once it has not changed for some seconds. The event file of a steady
+    training run never stops changing, so the files of attempts on this machine are read where the
+    scripts write them. A copy is extended instead of replaced, because TensorBoard keeps it open.
     """
 
     def __init__(self, workspace: OpenWorkspace, runs: Iterable[str], folder: Path) -> None:
@@ -98,7 +98,7 @@ class EventFiles:
         return found
 
     def _complete(self, path: Path, stored: StoredFile) -> None:
-        """Bring a file to its stored content; append what is missing, if it is a part of that."""
+        """Append what a file lacks of its stored content; replace a file that does not match it."""
         blobs = self._workspace.blobs
         if path.exists():
             with path.open("ab") as file, blobs.open(stored.blob) as source:
@@ -111,11 +111,11 @@ class EventFiles:
 
 
 def _grow(path: Path, source: Path) -> bool:
-    """Append to a file what a growing one has more; return whether that one can be read."""
+    """Append what `source` has gained to its copy `path`; return whether it can be read."""
     try:
         with open_log(source) as growing:
             has = path.stat().st_size if path.exists() else 0
-            if os.fstat(growing.fileno()).st_size < has:  # another attempt writes it again
+            if os.fstat(growing.fileno()).st_size < has:  # another attempt has restarted the file
                 path.unlink()
                 has = 0
             growing.seek(has)
@@ -192,7 +192,7 @@ class Tensorboard:
 
     Args:
         runs: Runs; for a sweep, its trials are shown.
-        local_root: Folder for the files; None makes one.
+        local_root: Folder for the files; None creates a temporary one.
         port: 0 means any free port, as in `rayjobs tensorboard`.
     """
 

@@ -23,8 +23,8 @@ class VmSize:
 _D = {1: 1, 2: 2, 3: 4, 4: 8, 5: 16, 11: 2, 12: 4, 13: 8, 14: 16, 15: 20}
 _A = {0: 1, 1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 4, 7: 8, 8: 8, 9: 16, 10: 8, 11: 16}
 _OLD_G = {1: 2, 2: 4, 3: 8, 4: 16, 5: 32}
-# CPUs per GPU, by family and the suffix after the number; the first match applies.
-_CPUS_PER_GPU = (
+# Number of CPUs → GPUs, by family and the suffix after the number; the first match applies.
+_GPUS_BY_CPUS = (
     ("NC", "as_T4_v3", {4: 1, 8: 1, 16: 1, 64: 4}),
     ("NC", "ads_A100_v4", {24: 1, 48: 2, 96: 4}),
     ("NC", "ads_H100_v5", {40: 1}),
@@ -62,7 +62,7 @@ def vm_size(name: str) -> VmSize | None:
 
 def _gpus(family: str, number: int, rest: str) -> int | None:
     plain = rest.lower().lstrip("_")
-    for of_family, ending, table in _CPUS_PER_GPU:
+    for of_family, ending, table in _GPUS_BY_CPUS:
         if family == of_family and plain.endswith(ending.lower()) and number in table:
             return table[number]
     if family in _SIX_PER_GPU and number in (6, 12, 24):

@@ -174,7 +174,7 @@ def _end_of_log(run: Any) -> tuple[str, str]:
 
 
 def _shower() -> Show | None:
-    """Return a handle that shows HTML and can replace it; None if HTML cannot be shown."""
+    """Return a function that shows HTML in place of the last; None if HTML cannot be shown."""
     interactive = sys.modules.get("IPython")
     shell = interactive.get_ipython() if interactive is not None else None
     if shell is None or not hasattr(shell, "kernel"):

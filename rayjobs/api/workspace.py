@@ -1,6 +1,6 @@
 """Workspaces in the Python API: find, create and query them.
 
-Source: ``azureml.core.Workspace``; subscription and resource group are accepted and mean nothing.
+Source: ``azureml.core.Workspace``; subscription and resource group are accepted but have no effect.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Workspace:
         `path` is given. In a job, it is the job's own, see `from_config`.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: there is no such workspace.
             UnreachableError: the server cannot be reached, or refuses the token.
         """
         self._identity: Identity | None = None
@@ -217,7 +217,7 @@ class Workspace:
             UsageError: it exists and `exist_ok` is off, or the name is not valid.
         """
         if given := sorted(key for key, value in kwargs.items() if value is not None):
-            notice(f"Workspace.create: {', '.join(given)}: no effect, a workspace is a folder here")
+            notice(f"Workspace.create: {', '.join(given)}: no effect; a workspace is a folder")
         if path is None and program_rules.rules.unknown_is_local:
             return cls(subscription_id, resource_group, name)
         folder = Path(path) if path is not None else _named_folder(name)
@@ -285,7 +285,7 @@ class Workspace:
 
     @property
     def location(self) -> str:
-        """``local``."""
+        """Always ``local``."""
         return self.identity.location
 
     @property
@@ -342,7 +342,7 @@ class Workspace:
 
     @property
     def compute_targets(self) -> ComputeTargets:
-        """The compute targets that programs made in it, and this user's targets, by name."""
+        """The compute targets that programs created in it, and this user's targets, by name."""
         from rayjobs.api.compute import compute_targets
 
         return compute_targets(self)
@@ -476,11 +476,12 @@ def _served(name: str | None) -> OpenWorkspace | None:
 def _of_this_job(name: str | None, named: Path | None = None) -> Workspace | None:
     """Return the workspace of this process's job; None if another workspace is meant.
 
-    A job does not run in the folder of its submit, so its folder does not lead to its workspace: a
-    new, empty one would be created in the data folder of the node's user.
+    A job does not run in the folder from which it was submitted, so the search from its working
+    directory would not find its workspace: it would create a new, empty one in the data folder of
+    the node's user.
 
     Args:
-        name: The workspace that the program asks for; None means any.
+        name: The workspace that the program requests; None means any.
         named: The folder that a ``config.json`` names.
     """
     if not has_token() or os.environ.get(ENVIRONMENT) or os.environ.get(server_choice.ADDRESS):
