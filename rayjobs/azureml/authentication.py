@@ -1,7 +1,7 @@
-"""Names of ``azureml.core.authentication``: taken and not used, since a workspace needs no login.
+"""Classes of ``azureml.core.authentication``: accepted but unused; a workspace needs no login.
 
-Signatures: ``azureml.core.authentication`` of azureml-core 1.61. No token is made up: who asks for
-it says that there is none.
+Signatures: ``azureml.core.authentication`` of azureml-core 1.61. No token is made up: a call that
+requests one raises an error.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from rayjobs.injob.azureml.exceptions import AuthenticationException
 
 
 class AbstractAuthentication:
-    """Base of all; they differ in their arguments."""
+    """The base class; the subclasses differ only in their arguments."""
 
     def get_authentication_header(self) -> dict[str, str]:
-        """Return no header: no service is asked."""
+        """Return an empty dict: rayjobs calls no Azure service."""
         return {}
 
     def get_token(self, *scopes: str, **kwargs: Any) -> Any:
@@ -25,11 +25,11 @@ class AbstractAuthentication:
             AuthenticationException: always.
         """
         raise AuthenticationException(
-            "rayjobs has no token of Azure: a workspace is a folder, which needs no login"
+            "rayjobs has no Azure token: a workspace is a folder, which needs no login"
         )
 
     def __repr__(self) -> str:
-        """Return the class's name; nothing that was given is shown."""
+        """Return the class's name, without the arguments, which may be secret."""
         return f"{type(self).__name__}()"
 
 
@@ -46,14 +46,14 @@ class InteractiveLoginAuthentication(AbstractAuthentication):
 
 
 class AzureCliAuthentication(AbstractAuthentication):
-    """Asks no command line tool."""
+    """Runs no command-line tool."""
 
     def __init__(self, cloud: str | None = None) -> None:
         pass
 
 
 class ArmTokenAuthentication(AbstractAuthentication):
-    """Keeps no token."""
+    """Stores no token."""
 
     def __init__(self, arm_access_token: str, cloud: str | None = None) -> None:
         pass
@@ -66,7 +66,7 @@ class ArmTokenAuthentication(AbstractAuthentication):
 
 
 class ServicePrincipalAuthentication(AbstractAuthentication):
-    """Keeps no password."""
+    """Stores no password."""
 
     def __init__(
         self,
@@ -80,21 +80,21 @@ class ServicePrincipalAuthentication(AbstractAuthentication):
 
 
 class AzureMLTokenAuthentication(AbstractAuthentication):
-    """Keeps no token."""
+    """Stores no token."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
 
 class MsiAuthentication(AbstractAuthentication):
-    """Asks no identity service."""
+    """Calls no identity service."""
 
     def __init__(self, identity_config: Any = None, cloud: str | None = None) -> None:
         pass
 
 
 class TokenAuthentication(AbstractAuthentication):
-    """Calls no function for a token."""
+    """Does not call the function that returns a token."""
 
     def __init__(self, get_token_for_audience: Any, cloud: str | None = None) -> None:
         pass

@@ -1,7 +1,7 @@
 """Finds a program's uses of Azure ML, line by line, and whether rayjobs supports them.
 
-Names come from imports. The contents of variables are followed as far as assignments and our own
-annotations say it: ``ws = Workspace.from_config()``, ``ws.get_default_datastore().upload(...)``.
+Names come from imports. Variables are followed as far as assignments and the annotations of rayjobs
+allow: ``ws = Workspace.from_config()``, ``ws.get_default_datastore().upload(...)``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class State(StrEnum):
     SUPPORTED = "supported"
     SUBSTITUTED = "substituted"
     REFUSED = "refused"
-    PIPELINES = "pipelines"  # refused until pipelines are there, and counted apart
+    PIPELINES = "pipelines"  # refused as a part of pipelines that is missing; counted separately
     MISSING = "missing"
 
 
@@ -39,7 +39,7 @@ class Use:
 
     Attributes:
         line: In the file; in a notebook, in the cell.
-        cell: Number of the notebook's cell; None: not a notebook.
+        cell: Number of the notebook's cell; None if it is not a notebook.
         note: The replacement, or the alternative to use.
     """
 
@@ -51,7 +51,7 @@ class Use:
 
     @property
     def at(self) -> str:
-        """Its location, as text."""
+        """Its location as text, such as ``cell 3, line 2``."""
         return str(self.line) if self.cell is None else f"cell {self.cell}, line {self.line}"
 
 
@@ -60,9 +60,9 @@ class Report:
     """The uses of one program.
 
     Attributes:
-        problem: Why it could not be read; None: it was.
-        uses: In the order of the program; a name counts once for each line.
-        unread: Cells that are not Python, by their numbers, and why.
+        problem: Why it could not be read; None if it was read.
+        uses: The uses in program order; a name appears once per line.
+        unread: The numbers of cells that are not Python, each with the reason.
     """
 
     path: Path
@@ -76,7 +76,7 @@ class Report:
 
     @property
     def is_driver(self) -> bool:
-        """Whether it opens a workspace; the others are the scripts of jobs."""
+        """Whether it opens a workspace; other programs are the scripts of jobs."""
         return any(use.name.startswith("Workspace.") for use in self.uses)
 
     @property
@@ -86,11 +86,11 @@ class Report:
 
 
 def check(paths: list[Path]) -> list[Report]:
-    """Return a report of each program in files and folders that mentions azureml.
+    """Return a report for each named file, and for each program in a folder that uses azureml.
 
     Raises:
         NotFoundError: there is no such path.
-        UsageError: a file that was named is neither a script nor a notebook.
+        UsageError: a named file is neither a script nor a notebook.
     """
     reports = []
     for path in paths:
@@ -138,12 +138,12 @@ def check_file(path: Path) -> Report:
 def _read_cell(reader: _Reader, text: str, number: int) -> None:
     try:
         reader.read(text, cell=number)
-    except SyntaxError as error:  # some contain placeholders for the reader
+    except SyntaxError as error:  # some cells contain placeholders that the reader fills in
         reader.report.unread.append((number, error.msg))
 
 
 class _Reader(ast.NodeVisitor):
-    """Reads one program, or the cells of a notebook one after the other."""
+    """Reads one program, or the cells of a notebook in order."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -153,7 +153,7 @@ class _Reader(ast.NodeVisitor):
         self._seen: set[tuple[str, int, int | None]] = set()
 
     def read(self, text: str, *, cell: int | None = None) -> None:
-        """Read one text. Raises SyntaxError."""
+        """Read a program or a cell. Raises SyntaxError."""
         self._cell = cell
         self.visit(ast.parse(text))
 
@@ -231,7 +231,7 @@ class _Reader(ast.NodeVisitor):
             self.visit(statement)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """Read a function; what it names inside is its own."""
+        """Read a function; its variables are local."""
         outside = dict(self._variables)
         given = node.args
         for one in [*given.posonlyargs, *given.args, *given.kwonlyargs]:
@@ -252,7 +252,7 @@ class _Reader(ast.NodeVisitor):
             self._of(target.value)
 
     def generic_visit(self, node: ast.AST) -> None:
-        """Read everything else: expressions are looked at, statements are walked."""
+        """Infer the kind of an expression; visit the children of any other node."""
         if isinstance(node, ast.expr):
             self._of(node)
             return

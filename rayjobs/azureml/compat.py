@@ -1,4 +1,4 @@
-"""Small names of ``azureml`` that have no class of their own here."""
+"""Small parts of ``azureml``: column types, resource configurations and `get_run`."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ class DataType:
 
     @staticmethod
     def to_string() -> str:
-        """Return the type of texts."""
+        """Return the type of strings."""
         return "string"
 
     @staticmethod
     def to_long() -> str:
-        """Return the type of whole numbers."""
+        """Return the type of integers."""
         return "int"
 
     @staticmethod
     def to_float(decimal_mark: str = ".") -> str:
-        """Return the type of numbers."""
+        """Return the type of floating-point numbers."""
         return "float"
 
     @staticmethod
     def to_bool() -> str:
-        """Return the type of truth values."""
+        """Return the type of Boolean values."""
         return "bool"
 
     @staticmethod
     def to_stream(workspace: Any, escaped: bool = False) -> str:
-        """Return the type of paths into datastores, which stay texts."""
+        """Return the type of paths into datastores, which stay strings."""
         return "string"
 
     @staticmethod
     def to_datetime(formats: Any = None) -> str:
-        """Return the type of times."""
+        """Return the type of dates and times."""
         return "datetime"
 
 

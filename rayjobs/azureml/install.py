@@ -1,4 +1,4 @@
-"""Import this module first, and ``import azureml`` is answered by rayjobs in this process.
+"""Importing this module first makes rayjobs answer ``import azureml`` in this process.
 
 Raises:
     AlreadyImportedError: the real azureml has been imported already.
@@ -13,5 +13,5 @@ from rayjobs.injob.azureml import finder
 
 _real = finder.install()
 if _real is not None:
-    print(finder.notice(_real), file=sys.stderr)  # noqa: T201 - the notice is what users get
+    print(finder.notice(_real), file=sys.stderr)  # noqa: T201 - a notice for the user
 become_azure_program()

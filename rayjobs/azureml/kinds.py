@@ -1,4 +1,4 @@
-"""Infers the kind of a program's expressions (class, object, method) from our annotations."""
+"""Infers the kind of a program's expressions (class, object, method) from annotations."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Holding:
     """The value of an expression.
 
     Attributes:
-        name: Of the module, the class, or the method (``Run.log``).
-        kind: The class; of MANY the class of each.
-        method: The function, of a METHOD.
+        name: Name of the module, the class, or the method (``Run.log``).
+        kind: The class; for MANY, the class of each object.
+        method: The function of a METHOD.
     """
 
     what: Thing = Thing.NOTHING
@@ -46,7 +46,7 @@ class Holding:
 
     @classmethod
     def nothing(cls) -> Holding:
-        """Return that nothing is known."""
+        """Return a value of which nothing is known."""
         return cls()
 
     @classmethod
@@ -60,9 +60,10 @@ class Member:
     """A member of a class that a program uses.
 
     Attributes:
-        names: Its name with the class, and with the classes above it.
-        is_there: Whether ours has it.
-        refused: Why it is refused; None: it is not.
+        names: Its name after the name of the class, and of each base class.
+        gives: The value that it has or, for a method, the method itself.
+        is_there: Whether the rayjobs class has it.
+        refused: Why it is refused; None if it is not.
     """
 
     names: tuple[str, ...]
@@ -72,7 +73,7 @@ class Member:
 
 
 class Kinds:
-    """Looks up the members of our classes and their results."""
+    """Looks up members of rayjobs classes, and what they return."""
 
     def imported(self, full_name: str, target: str) -> Holding:
         """Return the meaning of an imported name."""
@@ -85,7 +86,7 @@ class Kinds:
         return Holding(Thing.METHOD, full_name.rpartition(".")[2], None, found)
 
     def member(self, holder: Holding, attribute: str) -> Member | None:
-        """Return a member of a class or object; None: nothing is known of the holder."""
+        """Return a member of a class or object; None if nothing is known about it."""
         if holder.kind is None or holder.what not in (Thing.CLASS, Thing.OBJECT):
             return None
         if attribute.startswith("__") or issubclass(holder.kind, (str, dict, BaseException)):
@@ -106,7 +107,7 @@ class Kinds:
                 return Member(shown, _object_of(given[attribute]))
             azure = _azure_of(kind)
             if azure is None or attribute not in azure.members:
-                return None  # Azure's class has it neither: the variable holds something else
+                return None  # not in Azure's class either: the variable holds something else
             return Member(shown, Holding.nothing(), is_there=False)
         if isinstance(found, property):
             return Member(shown, _by_annotation(found.fget))
@@ -118,7 +119,7 @@ class Kinds:
         return Member(shown, Holding.nothing())
 
     def lacks_parameter(self, holder: Holding, name: str) -> bool:
-        """Return whether Azure's has a parameter that ours has not."""
+        """Return whether the called rayjobs function or class lacks a parameter."""
         if holder.what is Thing.CLASS and holder.kind is not None:
             function: Any = _concrete(holder.kind).__init__  # type: ignore[misc]
         elif holder.what is Thing.METHOD:
@@ -135,7 +136,7 @@ class Kinds:
         return name not in given and not takes_any
 
     def result(self, holder: Holding, arguments: Sequence[Holding]) -> Holding:
-        """Return the result of a call."""
+        """Return the value of a call."""
         if holder.what is Thing.CLASS and holder.kind is not None:
             return Holding(Thing.OBJECT, holder.name, holder.kind)
         if holder.what is not Thing.METHOD:
@@ -152,14 +153,14 @@ class Kinds:
 
     @staticmethod
     def element(holder: Holding) -> Holding:
-        """Return the item of a loop over, or an index into, an expression."""
+        """Return the value of an item, as a loop or an index takes it."""
         if holder.what is Thing.MANY and holder.kind is not None:
             return Holding(Thing.OBJECT, holder.kind.__name__, holder.kind)
         return Holding.nothing()
 
 
 def _concrete(kind: type) -> type:
-    """Return the class whose objects a program really gets."""
+    """Return the class whose objects a program actually gets."""
     swapped = {"ComputeTarget": "AmlCompute", "Run": "JobRun", "LoggingRun": "SubmittedRun"}
     return _classes().get(swapped.get(kind.__name__, ""), kind)
 
@@ -198,7 +199,7 @@ def _classes() -> dict[str, type]:
 
 @cache
 def _azure_names() -> dict[type, str]:
-    """Return the import name of the Azure class that one of ours replaces."""
+    """Return the import name of the Azure class that each rayjobs class replaces."""
     found: dict[type, str] = {}
     for module, table in names.MODULES.items():
         for name, target in table.items():
@@ -237,7 +238,7 @@ def _by_annotation(function: Any) -> Holding:
 def _of_annotation(tree: ast.expr) -> Holding:
     if isinstance(tree, ast.Constant) and isinstance(tree.value, str):
         return _of_annotation(ast.parse(tree.value, mode="eval").body)
-    if isinstance(tree, ast.BinOp):  # ``A | None``; of two classes it is not known which
+    if isinstance(tree, ast.BinOp):  # ``A | None``; of two classes, either may be meant
         left, right = _of_annotation(tree.left), _of_annotation(tree.right)
         if left.what is not Thing.NOTHING and right.what is not Thing.NOTHING:
             return Holding.nothing()
@@ -261,7 +262,7 @@ def _returns_itself(function: Any) -> bool:
 
 @cache
 def instance_attributes(kind: type) -> dict[str, str]:
-    """Return the attributes that constructors set, with the class where they make one."""
+    """Return the attributes that constructors set, with their class, or "" if unknown."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         for base in vars(one).get("__annotations__", {}):

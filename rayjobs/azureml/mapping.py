@@ -1,4 +1,4 @@
-"""Which target answers for a compute, and which path for a URL: read and changed by the user."""
+"""The mappings of computes to targets and of URLs to paths, which users view and change."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Mappings:
 
 
 def change(workspace: OpenWorkspace, given: Sequence[str], removed: Sequence[str]) -> Mappings:
-    """Add and remove mappings; return all that there are then. One that is wrong changes nothing.
+    """Add and remove mappings; return the resulting ones. If one is wrong, nothing changes.
 
     Args:
         given: ``NAME=TARGET`` or ``URL=PATH``.
         removed: Names and URLs.
 
     Raises:
-        UsageError: one is not written so.
+        UsageError: a mapping has another form.
         NotFoundError: there is no such target, path or mapping.
     """
     settings = AzureSettings(workspace.store)
@@ -63,7 +63,7 @@ def change(workspace: OpenWorkspace, given: Sequence[str], removed: Sequence[str
 
 
 def _parted(text: str) -> tuple[str, str]:
-    """Return both sides. The last ``=`` counts: a URL may have some of its own."""
+    """Return both sides of the last ``=``, because a URL may contain others."""
     name, sign, value = text.rpartition("=")
     if not sign or not name or not value:
         raise UsageError(f"{text!r} is not a mapping; write NAME=TARGET or URL=PATH")

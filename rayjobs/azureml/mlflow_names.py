@@ -1,4 +1,4 @@
-"""Names of ``azureml.mlflow``: they take runs of Azure ML and of MLflow.
+"""Functions of ``azureml.mlflow``, which accept runs of Azure ML and of MLflow.
 
 Source: ``azureml.mlflow``, of the package azureml-mlflow.
 """
@@ -20,7 +20,7 @@ def get_portal_url(run: Any) -> str:
 
 
 def get_mlflow_tracking_uri(workspace: Any) -> str:
-    """Return `Workspace.get_mlflow_tracking_uri`."""
+    """Return the result of `Workspace.get_mlflow_tracking_uri`."""
     uri: str = workspace.get_mlflow_tracking_uri()
     return uri
 
@@ -31,9 +31,9 @@ def register_model(
     """Register a file or folder of a run as the next version of a model.
 
     Args:
-        run: A run, or MLflow's own object of one.
+        run: A run, or MLflow's object for one.
         path: As in `Run.get_file_names`.
-        kwargs: As `Run.register_model` takes them.
+        kwargs: Further arguments of `Run.register_model`.
     """
     return _run_of(run).register_model(model_name=name, model_path=path, tags=tags, **kwargs)
 
@@ -51,6 +51,6 @@ def _run_of(run: Any) -> Any:
         except NotFoundError:
             continue
     raise NotFoundError(
-        f"MLflow's run {info.run_id!r} is not in a workspace that this process has opened by "
+        f"MLflow's run {info.run_id!r} is not in a workspace that this process has opened with "
         f"Workspace.get_mlflow_tracking_uri()"
     )

@@ -35,11 +35,11 @@ class AzureBackend(AbstractBackend):
         tracking_uri: str,
         experiment_id: str,
     ) -> ProjectRun:
-        """Submit an entry point; the job runs on after the return.
+        """Submit an entry point; the job continues after the call has returned.
 
         Args:
-            backend_config: ``COMPUTE``, a compute target (default: this machine); ``USE_CONDA``,
-                whether the project's environment is built (default) or the target's own used.
+            backend_config: ``COMPUTE``: a compute target (default: this machine); ``USE_CONDA``:
+                whether to build the project's environment (default) or use the target's own.
 
         Raises:
             UsageError: the project names a Docker image as its environment.
@@ -95,7 +95,7 @@ class ProjectRun(SubmittedRun):
         return self._run.get_status() == "Completed"
 
     def get_status(self) -> str:
-        """Return MLflow's name of its state."""
+        """Return MLflow's name for its state."""
         status = self._run.get_status()
         if status == "Completed":
             return _FINISHED

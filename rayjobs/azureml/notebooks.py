@@ -1,8 +1,8 @@
 """Runs the code cells of a notebook in this process, one after the other, without Jupyter.
 
-A cell's result is printed. Magics that only concern a notebook's display are left out;
-``%%writefile``, shell lines, ``%cd`` and ``%env`` are carried out; ``pip install`` is left out and
-named, since a driver does not change the environment it runs in.
+A cell's result is printed. Magics that only affect a notebook's display are skipped;
+``%%writefile``, shell lines, ``%cd`` and ``%env`` are executed. ``pip install`` is skipped with a
+notice, because a driver does not change the environment in which it runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rayjobs.core.errors import UsageError
 from rayjobs.injob.lazydataclass import dataclass
 
 TIMED = ("time", "timeit")
-# Magics of which nothing is left when nothing is displayed.
+# Magics that only affect the display.
 _DISPLAY = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload", "pylab", "precision")
 _INSTALLS = (("pip", "install"), ("pip3", "install"), ("conda", "install"), ("conda", "env"))
 
@@ -37,7 +37,7 @@ class Cell:
     """A code cell.
 
     Attributes:
-        number: Counted from 1 over all cells of the notebook, text included, as a reader counts.
+        number: Its number among all cells of the notebook, including text cells, from 1.
         source: Its text.
     """
 
@@ -64,7 +64,7 @@ def code_cells(path: Path) -> list[Cell]:
 
 
 def run_notebook(path: Path) -> int:
-    """Run a notebook's code cells; stop at the first that fails, and say which it is.
+    """Run a notebook's code cells; stop at the first that fails, and report it.
 
     Returns:
         0, or 1 if a cell failed.
@@ -99,7 +99,7 @@ def run_notebook(path: Path) -> int:
 
 
 def run_cell(source: str, names: dict[str, Any], *, name: str) -> None:
-    """Run one cell; the value of a last expression is shown.
+    """Run one cell, and print the value of its last expression.
 
     Args:
         names: The notebook's variables.
@@ -126,7 +126,7 @@ def _run_python(source: str, names: dict[str, Any], name: str) -> None:
         last = tree.body[-1]
         del tree.body[-1]
     names["_rayjobs_line"] = _run_line
-    exec(compile(tree, name, "exec"), names)  # noqa: S102 - that is what a notebook is
+    exec(compile(tree, name, "exec"), names)  # noqa: S102 - the user's own code
     if last is not None and not source.rstrip().endswith(";"):
         value = eval(compile(ast.Expression(last.value), name, "eval"), names)  # noqa: S307
         if value is not None:
@@ -137,7 +137,7 @@ def _run_python(source: str, names: dict[str, Any], name: str) -> None:
 
 
 def python_of(source: str) -> str:
-    """Return a cell's text as Python: lines of magics and of the shell become calls.
+    """Return a cell's text as Python: magic and shell lines become calls.
 
     Such a line inside a string or brackets is not changed.
     """
@@ -162,7 +162,7 @@ def python_of(source: str) -> str:
 
 
 def _joined(lines: list[str]) -> list[str]:
-    """Put the lines of a shell command that ends in a backslash into one; the count stays."""
+    """Join shell lines that a backslash continues; keep the number of lines."""
     out: list[str] = []
     number = 0
     while number < len(lines):
@@ -177,7 +177,7 @@ def _joined(lines: list[str]) -> list[str]:
 
 
 def _assigned(line: str) -> tuple[str, str] | None:
-    """Return the name and the command of ``files = !ls``."""
+    """Return the name and the command of ``files = !ls``; None for any other line."""
     target, sign, rest = line.partition("=")
     rest = rest.strip()
     if sign and target.strip().isidentifier() and rest.startswith(("!", "%")):
@@ -186,7 +186,7 @@ def _assigned(line: str) -> tuple[str, str] | None:
 
 
 def _continued(lines: Sequence[str]) -> set[int]:
-    """Return the numbers of lines that begin inside a text or brackets of an earlier line."""
+    """Return the numbers of lines that begin inside a string or brackets of an earlier line."""
     import io
     import tokenize
 
@@ -209,10 +209,10 @@ def _continued(lines: Sequence[str]) -> set[int]:
 
 
 def _cell_magic(head: str, body: str, names: dict[str, Any], name: str) -> bool:
-    """Carry out a cell's ``%%magic``; True if its body is Python that must still run.
+    """Execute a cell's ``%%magic``; return True if its body is Python that must still run.
 
     Raises:
-        UsageError: a magic that is not known.
+        UsageError: the magic is unknown.
     """
     words = shlex.split(head)
     magic, options = words[0] if words else "", words[1:]
@@ -234,18 +234,18 @@ def _cell_magic(head: str, body: str, names: dict[str, Any], name: str) -> bool:
     if magic in ("html", "HTML", "javascript", "js", "latex", "markdown", "svg"):
         return False
     raise UsageError(
-        f"the cell magic %%{magic} is not known here; known are writefile, time, capture and bash"
+        f"the cell magic %%{magic} is not supported; use writefile, time, capture or bash"
     )
 
 
 def _run_line(line: str, names: dict[str, Any], assigned: bool = False) -> Any:
-    """Carry out a line with ``!`` or ``%``.
+    """Execute a line that begins with ``!`` or ``%``.
 
     Args:
-        assigned: The lines of a shell command are returned, and not printed.
+        assigned: Return the output lines of a shell command instead of printing them.
 
     Raises:
-        UsageError: a magic that is not known.
+        UsageError: the magic is unknown.
     """
     if line.startswith("!"):
         return _shell_lines(line[1:].lstrip("!"), names, assigned=assigned)
@@ -266,13 +266,13 @@ def _run_line(line: str, names: dict[str, Any], assigned: bool = False) -> Any:
             exec(compile(rest, "<%time>", "exec"), names)  # noqa: S102
         return None
     if magic == "pwd":
-        return os.getcwd()  # noqa: PTH109 - the magic gives a text
+        return os.getcwd()  # noqa: PTH109 - the magic returns a string
     if magic in ("bash", "sh", "system", "sx"):
         return _shell_lines(rest, names, assigned=assigned)
     if magic.lstrip("%") in _DISPLAY:
         return None
     raise UsageError(
-        f"the magic %{magic} is not known here; known are cd, env, time, pip and those of display"
+        f"the magic %{magic} is not supported; use cd, env, time, pip or a display magic"
     )
 
 
@@ -301,7 +301,7 @@ def _installs(command: str) -> bool:
 
 
 def _filled(text: str, names: Mapping[str, Any]) -> str:
-    """Substitute ``{name}`` and ``$name``, as notebooks do; unknown names stay."""
+    """Substitute ``{name}`` and ``$name`` as notebooks do; leave unknown names unchanged."""
     import re
 
     def value(found: re.Match[str]) -> str:
@@ -317,7 +317,7 @@ def _display(*values: Any, **options: Any) -> None:
 
 
 def _shell() -> Any:
-    """Stand for IPython's shell, for programs that ask for it to run a magic."""
+    """Return a stand-in for IPython's shell, with which programs run magics."""
     return types.SimpleNamespace(
         run_line_magic=lambda magic, line: _run_line(f"%{magic} {line}", _main()),
         magic=lambda line: _run_line(f"%{line}", _main()),
@@ -331,7 +331,7 @@ def _main() -> dict[str, Any]:
 
 @contextmanager
 def _timed() -> Iterator[None]:
-    """Say how long the block took; one run, for ``timeit`` too."""
+    """Print how long the block took; ``timeit``, too, runs it only once."""
     began_s = time.monotonic()
     yield
     _say(f"Wall time: {time.monotonic() - began_s:.3g} s")
@@ -342,7 +342,7 @@ def _say(text: str) -> None:
 
 
 def cells_as_python(path: Path) -> Iterator[tuple[Cell, str]]:
-    """Yield each code cell with its text as Python, for reading; cells of other languages do not.
+    """Yield each code cell with its text as Python; skip cells in other languages.
 
     Raises:
         UsageError: the file is not a notebook.
@@ -357,7 +357,7 @@ def cells_as_python(path: Path) -> Iterator[tuple[Cell, str]]:
 
 
 def written_scripts(path: Path) -> Iterator[tuple[Cell, str]]:
-    """Yield the Python files that cells write with ``%%writefile``, with their text.
+    """Yield each cell that writes a Python file with ``%%writefile``, with the file's text.
 
     Raises:
         UsageError: the file is not a notebook.

@@ -1,6 +1,6 @@
-"""``azureml.opendatasets.MNIST``: the four files of MNIST, read from where Azure keeps them.
+"""``azureml.opendatasets.MNIST``: the four MNIST files, read from Azure's public storage.
 
-Where the web cannot be reached, map the address to a folder that has them: `rayjobs azureml map
+Without access to the web, map the address to a folder that has the files: `rayjobs azureml map
 https://azureopendatastorage.blob.core.windows.net/mnist/=FOLDER`.
 """
 
@@ -32,10 +32,10 @@ class MNIST:
 
         Args:
             dataset_filter: ``train``, ``test`` or ``all``.
-            enable_telemetry: Accepted; nothing is collected.
+            enable_telemetry: Accepted but unused: nothing is collected.
 
         Raises:
-            UsageError: another filter.
+            UsageError: the filter is unknown.
         """
         if dataset_filter not in ("all", *_FILES):
             raise UsageError(f"dataset_filter is {dataset_filter!r}; use train, test or all")

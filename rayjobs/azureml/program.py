@@ -10,18 +10,19 @@ from rayjobs.injob.afterimport import after_import
 
 
 def become_azure_program(*, allow_cpu: bool = False) -> None:
-    """Give this process's jobs the targets and resources that such a program expects.
+    """Give this process's jobs the targets and resources that an Azure ML program expects.
 
-    Computes that no target and no mapping answers for run on ``local``, and a job has its node's
-    CPUs and GPUs, as on Azure. Web addresses are looked up in the workspace's map first.
+    Jobs for a compute that is neither a target nor mapped to one run on ``local``. A job gets all
+    CPUs and GPUs of its node, as in Azure. Web addresses are first looked up in the workspace's
+    map.
 
     Args:
-        allow_cpu: Jobs that ask for GPUs run on CPUs where a target has no GPU.
+        allow_cpu: Run jobs that request GPUs on CPUs if their target has no GPU.
     """
     program_rules.rules = program_rules.Rules(
         unknown_is_local=True, whole_node=True, allow_cpu=allow_cpu
     )
-    # The SDK imports it: programs use it after a mere ``import urllib``.
+    # The SDK imports it, so programs use it after a plain ``import urllib``.
     import urllib.request  # noqa: F401
 
     urlmap.install()

@@ -43,7 +43,7 @@ def table(reports: Sequence[Report], *, root: Path | None = None) -> str:
     """Return a table: a line for each program, and the totals.
 
     Args:
-        root: Paths are shown below it; programs of the same name differ by their folders.
+        root: Show paths relative to this folder, to tell programs of the same name apart.
     """
     rows = [("program", *(str(state) for state in _COLUMNS))]
     for report in reports:

@@ -1,4 +1,4 @@
-"""Runs a program of Azure ML v1 in this process: a script, or a notebook by cells."""
+"""Runs an Azure ML v1 program in this process: a script, or a notebook cell by cell."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FAILED = 1
 
 
 def run_program(path: Path, arguments: Sequence[str], *, allow_cpu: bool = False) -> int:
-    """Run a script or a notebook; return the exit code that it ends with.
+    """Run a script or a notebook, and return its exit code.
 
-    ``import azureml`` is answered by rayjobs from here on, in this process.
+    From then on, rayjobs answers ``import azureml`` in this process.
 
     Args:
         arguments: The program's arguments in ``sys.argv``.
-        allow_cpu: Jobs that ask for GPUs run on CPUs where a target has no GPU.
+        allow_cpu: Run jobs that request GPUs on CPUs if their target has no GPU.
 
     Raises:
         NotFoundError: there is no such file.
@@ -39,7 +39,7 @@ def run_program(path: Path, arguments: Sequence[str], *, allow_cpu: bool = False
         raise UsageError(f"{path} is neither a Python script (.py) nor a notebook (.ipynb)")
     real = finder.install()
     if real is not None:
-        print(finder.notice(real), file=sys.stderr)  # noqa: T201 - people read it
+        print(finder.notice(real), file=sys.stderr)  # noqa: T201 - a notice for the user
     if why := hiding(path.absolute().parent):
         print(f"warning: {why}", file=sys.stderr)  # noqa: T201
     become_azure_program(allow_cpu=allow_cpu)
@@ -65,7 +65,7 @@ def run_program(path: Path, arguments: Sequence[str], *, allow_cpu: bool = False
 
 
 def exit_code(end: SystemExit) -> int:
-    """Return the exit code of a program that ends itself; a text is printed, as Python does."""
+    """Return the exit code of a program that ended itself; print its message, as Python does."""
     if end.code is None:
         return 0
     if isinstance(end.code, int):
@@ -75,10 +75,10 @@ def exit_code(end: SystemExit) -> int:
 
 
 def report(error: BaseException, program: str) -> None:
-    """Print why a program ended: its own frames, and only the message of our errors.
+    """Print the error that ended a program: one line for an Azure ML error, else its own frames.
 
     Args:
-        program: The file name that its frames have.
+        program: The file name in the program's frames.
     """
     trace = _from(error.__traceback__, program)
     if isinstance(error, AzureMLException):
@@ -91,7 +91,7 @@ def report(error: BaseException, program: str) -> None:
 
 
 def _from(trace: TracebackType | None, program: str) -> TracebackType | None:
-    """Return the trace from the program's first frame on; the whole where it has none."""
+    """Return the trace from the program's first frame on, or the whole if it has no such frame."""
     found = trace
     while found is not None and found.tb_frame.f_code.co_filename != program:
         found = found.tb_next

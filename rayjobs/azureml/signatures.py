@@ -1,4 +1,4 @@
-"""The signatures of Azure ML's public classes, as the wheels have them.
+"""The signatures of Azure ML's public classes, read from its wheels.
 
 Source: the wheels named under ``source`` in `signatures.json`, read by
 `tools/azureml_signatures.py`.
@@ -21,7 +21,7 @@ class Parameter:
     """One parameter.
 
     Attributes:
-        default: Its source text; None: the parameter has none, or is not one that is given by name.
+        default: Its source text; None if the parameter has none, or cannot be given by name.
         kind: ``positional``, ``keyword``, ``rest`` (``*args``) or ``options`` (``**kwargs``).
     """
 
@@ -32,11 +32,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class AzureClass:
-    """A class of the wheels.
+    """A class in the wheels.
 
     Attributes:
-        name: Full name of where it is defined.
-        init: Parameters of its constructor; None: those of `object`.
+        name: Full name, with the module that defines it.
+        init: Parameters of its constructor; None if it is that of `object`.
         members: Public members: a method's parameters, None for a property or attribute.
     """
 
@@ -52,13 +52,13 @@ def _data() -> dict[str, Any]:
 
 
 def source() -> dict[str, str]:
-    """Return name and version of the wheels."""
+    """Return the version of each wheel, by name."""
     return dict(_data()["source"])
 
 
 @cache
 def azure_class(full_name: str) -> AzureClass | None:
-    """Return a class by the name it is imported by, such as ``azureml.core.Run``; None: unknown."""
+    """Return a class by its import name, such as ``azureml.core.Run``; None if it is unknown."""
     defined = _data()["aliases"].get(full_name)
     values = _data()["classes"].get(defined)
     if values is None:

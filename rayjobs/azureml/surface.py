@@ -1,6 +1,6 @@
-"""Azure ML's public classes compared with ours: what is provided, refused by name, or missing.
+"""Compares Azure ML's public classes with ours: what is provided, refused by name, or missing.
 
-The migration guide and the tests read this; the signatures are the wheels' (`signatures`).
+The migration guide and the tests use it; the signatures are those of the wheels (`signatures`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from rayjobs.injob.azureml import names
 from rayjobs.injob.azureml.finder import load
 from rayjobs.injob.lazydataclass import dataclass
 
-# Public by name in the wheels, and internal by use: constants of loggers and of the REST client,
-# hooks that the SDK calls itself.
+# Public by name in the wheels, but internal in practice: constants of loggers and of the REST
+# client, hooks that the SDK calls itself.
 INTERNAL = frozenset(
     {
         *("DELIM", "EXPERIMENT_ID_PATH", "EXPERIMENT_NAME_PATH", "RUN_PATH", "TID_FMT"),
@@ -32,8 +32,8 @@ INTERNAL = frozenset(
         *("DEFAULT_NUMBER_OF_CONDA_PACKAGES", "DEFAULT_NUMBER_OF_PIP_PACKAGES"),
     }
 )
-# Classes that the SDK makes, or that are bases alone: programs call neither their constructors nor
-# read what is not shown by `serialize`.
+# Classes that only the SDK instantiates, or that only serve as bases: programs do not call their
+# constructors, and read only what `serialize` shows.
 NOT_MADE = frozenset(
     {
         "AbstractAuthentication",
@@ -53,7 +53,7 @@ NOT_MADE = frozenset(
 )
 
 
-# Classes whose objects programs find, by static methods, and do not make.
+# Classes whose objects programs get from static methods, not from the constructor.
 FOUND = frozenset({"Dataset"})
 
 
@@ -62,8 +62,8 @@ class Comparison:
     """A class of Azure ML compared with ours.
 
     Attributes:
-        azure: Name by which programs import it.
-        ours: ``module:attribute`` of ours.
+        azure: The name under which programs import it.
+        ours: The ``module:attribute`` of ours.
         provided: Members that ours has.
         refused: Members that ours refuses, with the sentence.
         missing: Members, and parameters such as ``submit(tags=)``, that ours lacks.
@@ -77,7 +77,11 @@ class Comparison:
 
 
 def compare(full_name: str) -> Comparison | None:
-    """Compare a class with ours; None: the wheels have no such class, or ours is not a class."""
+    """Compare a class with ours.
+
+    Returns:
+        None if the wheels lack it, ours is not a class, or programs do not create it (`NOT_MADE`).
+    """
     module, _, name = full_name.rpartition(".")
     how, target = names.provided(module, name)
     azure = azure_class(full_name)
@@ -117,7 +121,7 @@ def compare(full_name: str) -> Comparison | None:
 
 
 def classes() -> Iterator[str]:
-    """Yield one name of each class of the wheels that ours stands for."""
+    """Yield one import name of each class in the wheels that a class of ours replaces."""
     seen: set[str] = set()
     for module, table in sorted(names.MODULES.items()):
         for name, target in sorted(table.items()):
@@ -130,7 +134,7 @@ def classes() -> Iterator[str]:
 
 
 def _kinds(ours: type) -> list[type]:
-    """Return the classes whose objects programs get under a name: of Run there are three."""
+    """Return the classes whose objects programs get under a name: for Run, there are two."""
     if ours.__name__ != "Run":
         return [ours]
     from rayjobs.api.run import JobRun
@@ -144,7 +148,7 @@ def _constructor(ours: type) -> Any:
 
 
 def _lacking(function: Any, parameters: tuple[Parameter, ...]) -> list[str]:
-    """Return the parameters that a function of ours does not take by name."""
+    """Return the parameters that a function of ours does not accept by name."""
     if function is object.__init__:
         given: dict[str, inspect.Parameter] = {}
     else:

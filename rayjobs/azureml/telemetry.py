@@ -12,11 +12,11 @@ from typing import Any
 def set_diagnostics_collection(
     send_diagnostics: bool = True, verbosity: int = logging.INFO, reason: str = ""
 ) -> None:
-    """Do nothing: rayjobs sends no diagnostics, whatever is set."""
+    """Do nothing: rayjobs sends no diagnostics in any case."""
 
 
 def is_diagnostics_collection_info_available() -> bool:
-    """Return True: diagnostics count as declined."""
+    """Return True, as if the user had declined diagnostics."""
     return True
 
 

@@ -1,4 +1,4 @@
-"""``azureml.tensorboard``: TensorBoard over the logs of runs, and runs as TensorBoard's logs.
+"""``azureml.tensorboard``: TensorBoard for the event files of runs, and metrics as event files.
 
 Source: azureml-tensorboard 1.62.
 """
@@ -20,10 +20,10 @@ _EVENTS = "events.out.tfevents"
 
 
 class Tensorboard:
-    """A TensorBoard server over the event files that runs have stored."""
+    """A TensorBoard server for the event files that runs have stored."""
 
     LOGS_ARTIFACT_PREFIX = "logs/"
-    """Where Azure ML looks for event files; here every stored file counts."""
+    """Where Azure ML looks for event files; rayjobs considers all stored files."""
 
     def __init__(
         self,
@@ -32,12 +32,13 @@ class Tensorboard:
         port: int = 6006,
         use_display_name: bool = False,
     ) -> None:
-        """Take the runs; their event files are fetched by `start`.
+        """Store the arguments; `start` fetches the event files.
 
         Args:
             runs: A run, or several.
-            local_root: Where their files go; a temporary folder, which `stop` removes.
-            use_display_name: Call runs by their display names, with the id where two have one.
+            local_root: Folder for the files; None means a temporary one, which `stop` removes.
+            use_display_name: Show runs by their display names; runs with the same name by name and
+                id.
         """
         self._use_display_name = use_display_name
         self._runs = list(runs) if isinstance(runs, (list, tuple)) else [runs]
@@ -70,11 +71,11 @@ class Tensorboard:
             stderr=subprocess.DEVNULL,
         )
         address = f"http://localhost:{self._port}/"
-        print(address)  # noqa: T201 - as the original does
+        print(address)  # noqa: T201 - as Azure ML's does
         return address
 
     def _folders(self) -> list[str]:
-        """Return by which name TensorBoard shows each run."""
+        """Return the name under which TensorBoard shows each run."""
         if not self._use_display_name:
             return [run.id for run in self._runs]
         shown = [(run.display_name or run.id).replace("/", "_") for run in self._runs]
@@ -84,7 +85,7 @@ class Tensorboard:
         ]
 
     def stop(self) -> None:
-        """End the server, and remove what it fetched into a temporary folder."""
+        """Stop the server, and remove the temporary folder if there is one."""
         if self._server is not None:
             self._server.terminate()
             self._server.wait()
@@ -97,12 +98,12 @@ class Tensorboard:
 def export_to_tensorboard(
     run_data: Any, logdir: str | Path, logger: Any = None, recursive: bool = True
 ) -> None:
-    """Write the metrics of runs as TensorBoard's event files: a folder for each run.
+    """Write the metrics of runs as TensorBoard event files, into one folder per run.
 
     Args:
         run_data: A run, or several.
         logdir: The folder.
-        recursive: Also those of their children.
+        recursive: Also write the metrics of their children.
 
     Raises:
         UsageError: TensorBoard is not installed here.

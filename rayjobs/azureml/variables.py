@@ -1,4 +1,4 @@
-"""The variables of Azure ML v1 in a job's processes: which are set, when, and with what.
+"""The environment variables of Azure ML v1 in a job: which are set, when, and to what.
 
 Sources: ``Run.get_context`` of azureml-core, the variables of Azure's Batch AI and of Open MPI, and
 torch's ``env://`` names.
@@ -33,7 +33,7 @@ class Variable:
     Attributes:
         when: In which jobs it is set.
         value: What it holds, or what to use instead of it.
-        by_node: Whether the node sets it, not the launch plan: it changes with each attempt.
+        by_node: Whether the node sets it instead of the launch plan, as it differs by attempt.
     """
 
     when: When
@@ -41,7 +41,7 @@ class Variable:
     by_node: bool = False
 
 
-# Spelled with `<name>` and `<NAME>` where a part of the name is the user's.
+# `<name>` and `<NAME>` stand for the part of a name that the user chooses.
 VARIABLES: dict[str, Variable] = {
     "AZUREML_RUN_ID": Variable(When.ALWAYS, "the run's id"),
     "AZUREML_ROOT_RUN_ID": Variable(When.ALWAYS, "the id of its sweep or pipeline, else its own"),
@@ -52,7 +52,7 @@ VARIABLES: dict[str, Variable] = {
     "AZUREML_EXPERIMENT_ID": Variable(When.ALWAYS, "the workspace's id and the experiment's name"),
     "AZUREML_WORKSPACE_ID": Variable(When.ALWAYS, "the workspace's id"),
     "AZUREML_SERVICE_ENDPOINT": Variable(
-        When.ALWAYS, "`rayjobs://WORKSPACE`: an address to test for, which nothing answers"
+        When.ALWAYS, "`rayjobs://WORKSPACE`, an address at which nothing answers"
     ),
     "AZUREML_DISCOVERY_SERVICE_ENDPOINT": Variable(When.ALWAYS, "the same"),
     "AZUREML_RUN_TOKEN": Variable(
