@@ -61,14 +61,14 @@ class TrainingOutput:
 
 
 class PipelineData:
-    """A file or folder that one step makes, and other steps read.
+    """A file or folder that one step writes and other steps read.
 
     It is stored in a datastore below the id of the step's run, and stays there.
 
     Args:
         name: Letters, digits and underscores.
         datastore: The datastore that stores it; None means the pipeline's default datastore.
-        output_name: Its name among the step's outputs; None: `name`.
+        output_name: Its name among the step's outputs; None means `name`.
         output_mode: ``mount`` or ``upload``; both store it when the step's script has succeeded.
         output_path_on_compute: Its path in the step; None means below the step's own folder.
         output_overwrite: Replace files that are already stored at the destination.
@@ -346,7 +346,7 @@ class PipelineParameter:
 
     Args:
         name: Letters, digits, underscores; it is the key of `pipeline_parameters`.
-        default_value: A text, a number, a bool, a DataPath, or a dataset.
+        default_value: A string, a number, a bool, a DataPath, or a dataset.
 
     Raises:
         UsageError: the name or the default is not valid.
@@ -363,13 +363,13 @@ class PipelineParameter:
         if not (self.is_plain or self.is_data):
             raise UsageError(
                 f"the default of PipelineParameter {name!r} is a "
-                f"{type(default_value).__name__}; give a text, a number, a bool, a DataPath or a "
+                f"{type(default_value).__name__}; give a string, a number, a bool, a DataPath or a "
                 f"dataset"
             )
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a text, a number or a bool."""
+        """Whether its value is a string, a number or a bool."""
         return isinstance(self.default_value, str | int | float | bool)
 
     @property

@@ -19,7 +19,7 @@ MOST_NAMED = 2
 
 
 def glyph_of(status: str) -> str:
-    """Return the sign of a step's state."""
+    """Return the symbol of a step's state."""
     return GLYPHS.get(status, RUNNING)
 
 
@@ -28,7 +28,7 @@ def cells_of(
 ) -> list[tuple[str, str]]:
     """Return a table cell for each step, and the step; see `draw`.
 
-    A graph that is too wide for a terminal becomes a list in which each step names those before it.
+    A graph that is too wide becomes a list in which each step names the steps that it waits for.
     """
     drawn = draw(before, statuses)
     if max((len(line) for line, _ in drawn), default=0) <= MOST_WIDTH:
@@ -100,7 +100,7 @@ def _place(lanes: list[str | None], taken: list[int], ending: list[int]) -> int:
 
 
 def _joint(index: int, first: int, at: int, *, ends: bool) -> str:
-    """Return how a lane meets the line to the step that reads it, in lane `at`."""
+    """Return the character where a lane meets the line to the step that reads it, in lane `at`."""
     if index > at:
         return "╯" if ends else "┤"
     if index == first:
@@ -109,7 +109,7 @@ def _joint(index: int, first: int, at: int, *, ends: bool) -> str:
 
 
 def _passed(index: int, first: int, at: int, last: int, *, is_used: bool) -> str:
-    """Return what stands in a lane that the step does not read."""
+    """Return the character in a lane that the step does not read."""
     if is_used:
         return "┼" if first < index < at else "│"
     return "─" if first < index < at or at < index < last else " "

@@ -1,4 +1,4 @@
-"""Explains in detail why a step ran again: each part that differs, with old and new value."""
+"""Explains in detail why a step ran again: each part that differs, with its old and new value."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Graph:
     """Steps and edges of a valid pipeline.
 
     Attributes:
-        order: The steps in topological order, otherwise in the pipeline's order.
+        order: The steps in topological order, and otherwise as the pipeline lists them.
         edges: All edges.
     """
 

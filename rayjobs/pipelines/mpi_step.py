@@ -41,7 +41,7 @@ MPI_OPTIONS = frozenset(
 
 
 class MpiStepError(SpecError, ValueError):
-    """Arguments of an MpiStep are missing or wrong; Azure ML raises a ValueError."""
+    """Arguments of an MpiStep are missing or wrong; a ValueError, as in Azure ML."""
 
     def __init__(self, *, problems: Sequence[Problem]) -> None:
         super().__init__(f"MpiStep has {counted(len(problems), 'problem')}", problems=problems)
@@ -54,7 +54,7 @@ class MpiStep(ScriptStep):
         name: The step's name. Required.
         source_directory: Folder with the script. Required.
         script_name: The script, relative to `source_directory`. Required.
-        arguments: The script's arguments: texts, data, and parameters. Required.
+        arguments: The script's arguments: strings, data, and parameters. Required.
         compute_target: Its target. Required.
         node_count: Nodes, 1 or more, or a PipelineParameter. Required.
         process_count_per_node: Processes on each node, 1 or more, or a PipelineParameter. Required.
@@ -62,7 +62,7 @@ class MpiStep(ScriptStep):
         outputs: Data that it writes.
         params: Values of the variables ``AML_PARAMETER_<NAME>``.
         allow_reuse: Reuse the results of an earlier run if nothing has changed.
-        version: Change it when the step does something else, so that it runs again.
+        version: Change it when the step's behavior changes, so that it runs again.
         hash_paths: Only changes of these files count as changes.
         **kwargs: The environment: environment_variables, use_gpu, use_docker,
             custom_docker_image, image_registry_details, user_managed, conda_packages,
@@ -194,7 +194,7 @@ def _wrong_names(
 ) -> list[Problem]:
     texts = {"name": name, "source_directory": source_directory, "script_name": script_name}
     found = [
-        Problem(key, f"{value!r:.80} is not a text.")
+        Problem(key, f"{value!r:.80} is not a string.")
         for key, value in texts.items()
         if value is not None and not isinstance(value, str | Path)
     ]
@@ -211,14 +211,14 @@ def _wrong_names(
     return found
 
 
-# An estimator's names of arguments, and those of a step.
+# Arguments that a step names differently than an estimator: the estimator's name → the step's.
 _OTHER_NAMES = {"pip_requirements_file": "pip_requirements_file_path"}
 # Each option of the environment: its description and its check.
 _FLAG = ("True or False", lambda value: isinstance(value, bool))
-_TEXT = ("a text", lambda value: isinstance(value, str))
+_TEXT = ("a string", lambda value: isinstance(value, str))
 _PATH = ("a path", lambda value: isinstance(value, str | Path))
 _TEXTS = (
-    "a list of texts",
+    "a list of strings",
     lambda value: isinstance(value, list | tuple) and all(isinstance(one, str) for one in value),
 )
 _MAPPING = ("a mapping", lambda value: isinstance(value, Mapping))
@@ -251,7 +251,7 @@ def _wrong_reuse(allow_reuse: Any, version: Any) -> list[Problem]:
     if not isinstance(allow_reuse, bool):
         found.append(Problem("allow_reuse", f"{allow_reuse!r:.80} is not True or False."))
     if version is not None and not isinstance(version, str):
-        found.append(Problem("version", f"{version!r:.80} is not a text."))
+        found.append(Problem("version", f"{version!r:.80} is not a string."))
     return found
 
 

@@ -35,7 +35,7 @@ class ParallelRunConfig:
         entry_script: The script, with `init()` and `run(mini_batch)`, relative to
             `source_directory`.
         error_threshold: How many items (files, or rows of a table) of the whole input may fail
-            before the step fails. -1: any number.
+            before the step fails; -1 means any number.
         output_action: ``append_row``: the results of `run` become the rows of one file.
             ``summary_only``: they are only counted, and the script stores its own results.
         compute_target: Its target.
@@ -114,7 +114,7 @@ class ParallelRunConfig:
         ):
             if value is not None and value not in known:
                 problems.append(
-                    Problem(key, f"{value!r:.80} is not one of them.", f"Use: {', '.join(known)}.")
+                    Problem(key, f"{value!r:.80} is not valid.", f"Use: {', '.join(known)}.")
                 )
         if mini_batch_size is not None and not _is_size(default_of(mini_batch_size)):
             problems.append(
@@ -151,7 +151,7 @@ class ParallelRunStep(ScriptStep):
     ``append_row`` are in the order of the mini-batches: by input as listed, then by file name.
 
     Args:
-        name: The step's name: 3 to 32 small letters, digits, ``_`` and ``-``.
+        name: The step's name: 3 to 32 lowercase letters, digits, ``_`` and ``-``.
         parallel_run_config: How to run the script.
         inputs: The data to split into mini-batches.
         output: Destination of the rows; with ``summary_only``, a folder for the script.
@@ -175,8 +175,8 @@ class ParallelRunStep(ScriptStep):
     ) -> None:
         if not isinstance(name, str) or STEP_NAME.match(name) is None:
             raise UsageError(
-                f"the name of a ParallelRunStep is {name!r}; use 3 to 32 small letters, digits, "
-                f"'_' and '-', with a letter or a digit at both ends"
+                f"the name of a ParallelRunStep is {name!r}; use 3 to 32 lowercase letters, "
+                f"digits, '_' and '-', with a letter or a digit at both ends"
             )
         if not isinstance(parallel_run_config, ParallelRunConfig):
             raise UsageError(

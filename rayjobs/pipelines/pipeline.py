@@ -251,7 +251,7 @@ def submit_built(
     """Submit a Pipeline under an experiment (`Experiment.submit` calls this).
 
     Raises:
-        UsageError: an option is not an option of pipelines.
+        UsageError: a pipeline has no such option.
         PipelineError, CannotBePlacedError, StoreError: see `submit_pipeline`.
     """
     from rayjobs.pipelines.runs import PipelineRun

@@ -1,4 +1,4 @@
-"""Reads pipeline files (YAML or JSON), with every problem of a file in one error."""
+"""Reads pipeline files (YAML or JSON); one error lists all problems of a file."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def _job_problems(
 
 
 def _is_due_to(problem: Problem, path: str) -> bool:
-    """Whether a problem may pass once the value at a path is known."""
+    """Whether a problem may disappear once the value at a path is known."""
     if _is_at(path, problem.path):
         return True
     # A file that is not found is a problem of the part of the job that names it.

@@ -266,7 +266,7 @@ def _own_file(spec: PipelineSpec, values: Mapping[str, Any]) -> Path | None:
 
     Args:
         spec: The pipeline.
-        values: The value of each parameter: a step may name the file by one.
+        values: The value of each parameter, through which a step may name the file.
     """
     if spec.file is None:
         return None
@@ -430,7 +430,7 @@ class _Maker:
             found = submitting.check(self.workspace, job, planned=self._planned)
             self._checked[key] = found
             return found
-        # The other job has the same files and target, but different texts.
+        # The other job has the same files and target, but other arguments, variables or names.
         problems = [*checks.check(job), *unknown_variables(job)]
         if problems:
             raise SpecError(problems=problems)
@@ -454,14 +454,15 @@ class _Maker:
         parse_sweep({**definition, "job": job.model_dump(mode="json")}, where=f"steps.{name}")
 
     def _renamed(self, one: Any) -> Any:
-        """Return an input with the job that will make it in place of the step."""
+        """Return an input whose source names the future job of a step instead of the step."""
         if isinstance(one, str):
             one = {"source": one}
         source = one.get("source") if isinstance(one, Mapping) else None
         if not isinstance(source, str) or not source.startswith(STEP):
             return one
         producer, _, output = source.removeprefix(STEP).partition("/")
-        made_by = self.ids.get(producer) or next(iter(self.ids.values()))  # refused with the graph
+        # An unknown step is refused with the graph; until then, any id will do.
+        made_by = self.ids.get(producer) or next(iter(self.ids.values()))
         return {**one, "source": output_source(made_by, output or "output")}
 
     def _decide(

@@ -1,4 +1,4 @@
-"""Draws the graph of a run with matplotlib: a box for each step, with its state and time."""
+"""Draws the graph of a run with matplotlib: a box for each step, with its state and run time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayjobs.pipelines.drawing import glyph_of
 from rayjobs.pipelines.views import StepView, critical_path
 
 FORMATS = (".svg", ".png", ".pdf")
-# Edge and fill of a box, by state; others are running.
+# Edge and fill of a box, by state; steps in any other state are running.
 COLOURS = {
     "Completed": ("#1f6fb2", "#e3eef8"),
     "Reused": ("#6a51a3", "#eeeaf6"),
@@ -29,7 +29,7 @@ WIDTH, HEIGHT = 2.3, 0.8  # of a box, in inches
 GAP_X, GAP_Y = 0.9, 0.35
 # The picture must fit a screen: longer rows continue below, taller columns to the right.
 MOST_COLUMNS, MOST_ROWS = 6, 16
-GAP_PART = 0.6  # between the parts of a high column
+GAP_PART = 0.6  # between the parts of a tall column
 LANE = 0.18  # from a box to the lines that pass it
 GAP_BAND = 0.9
 TOP, BOTTOM = 0.7, 0.4
@@ -162,11 +162,11 @@ def ways_of(layout: Layout, before: Mapping[str, Sequence[str]]) -> dict[tuple[s
                 boxes = columns[band, x]
                 reach = HEIGHT / 2 + LANE / 4
                 if all(max(heights) < y - reach or min(heights) > y + reach for y in boxes):
-                    way += [(left, heights[0]), (right, heights[1])]  # later turns are after it
+                    way += [(left, heights[0]), (right, heights[1])]  # a later detour starts here
                     continue
                 gap = min(_gaps(boxes), key=lambda y: abs(y - sum(heights) / 2))
                 taken[band, x, gap] += 1
-                shift = (taken[band, x, gap] % 3 - 1) * GAP_Y / 5  # lines of one gap lie apart
+                shift = (taken[band, x, gap] % 3 - 1) * GAP_Y / 5  # keep the lines of one gap apart
                 way += [(left, gap + shift), (right, gap + shift)]
             found[one, name] = (*way, end)
     return found
@@ -180,8 +180,8 @@ def _height_at(x: float, start: tuple[float, float], end: tuple[float, float]) -
 def _gaps(boxes: Sequence[float]) -> list[float]:
     """Return the middles of the gaps of a column: above, between and below its boxes."""
     ys = sorted(boxes)
-    beside = (HEIGHT + GAP_Y) / 2
-    return [ys[0] - beside, *((a + b) / 2 for a, b in pairwise(ys)), ys[-1] + beside]
+    outside = (HEIGHT + GAP_Y) / 2
+    return [ys[0] - outside, *((a + b) / 2 for a, b in pairwise(ys)), ys[-1] + outside]
 
 
 def write_plot(path: Path, views: Sequence[StepView], order: Sequence[str], *, title: str) -> Path:
@@ -231,7 +231,7 @@ def write_plot(path: Path, views: Sequence[StepView], order: Sequence[str], *, t
         axes.text(
             GAP_X,
             BOTTOM / 2,
-            f"thick: the critical path, {duration_text(total)} of running",
+            f"thick lines: the critical path, {duration_text(total)} of run time",
             fontsize=8,
             color="#444444",
             va="center",

@@ -119,7 +119,7 @@ class PublishedPipeline:
 
     @property
     def name(self) -> str:
-        """A text for users."""
+        """Its name, for users."""
         return self._record.name
 
     @property
@@ -129,7 +129,7 @@ class PublishedPipeline:
 
     @property
     def description(self) -> str:
-        """A text for users."""
+        """Its description, for users."""
         return self._record.description
 
     @property
@@ -214,7 +214,7 @@ class PublishedPipeline:
 
 
 class PipelineEndpoint:
-    """A name for published pipelines, its versions, one of which is the default."""
+    """A name whose versions are published pipelines; one version is the default."""
 
     def __init__(self, workspace: Workspace, versions: list[EndpointVersion]) -> None:
         self._workspace = workspace
@@ -378,7 +378,7 @@ class PipelineEndpoint:
         """Rename the endpoint.
 
         Raises:
-            UsageError: another endpoint has it, or it is empty.
+            UsageError: another endpoint has this name, or it is empty.
         """
         if not name:
             raise UsageError("the name of a pipeline endpoint is empty; give one")

@@ -73,7 +73,7 @@ class Recurrence(Model):
         interval: Number of units between two runs.
         time_zone: An IANA or Windows time zone name.
         start_at: The first local time, such as ``2026-11-27T09:30:00``; a time with an offset is
-            converted to local time; None: when it was made.
+            converted to local time; None: when the schedule was created.
         hours: For days and weeks: the hours; None: the hour of the start.
         minutes: For days and weeks: the minutes of these hours; None: the minute of the start.
         week_days: For weeks: the days; None: the day of the start.
@@ -116,7 +116,7 @@ class Recurrence(Model):
     @classmethod
     def _local(cls, value: datetime | None, info: ValidationInfo) -> datetime | None:
         name = info.data.get("time_zone")
-        if value is None or value.tzinfo is None or name is None:  # None: it was refused
+        if value is None or value.tzinfo is None or name is None:  # None: refused already
             return value
         return value.astimezone(ZoneInfo(WINDOWS_ZONES.get(name, name))).replace(tzinfo=None)
 
@@ -128,7 +128,7 @@ class Recurrence(Model):
                     raise ValueError(f"{name} has {one}; use 0 to {most}")
         if self.time_of_day is not None:
             if TIME.match(self.time_of_day) is None:
-                raise ValueError(f"time_of_day is {self.time_of_day!r}; write HH:MM, as 15:30")
+                raise ValueError(f"time_of_day is {self.time_of_day!r}; write HH:MM, such as 15:30")
             if self.hours or self.minutes:
                 raise ValueError("give time_of_day, or hours and minutes")
         is_daily = self.frequency in ("Day", "Week")
@@ -150,7 +150,7 @@ class Recurrence(Model):
 
         Args:
             moment: Timezone-aware.
-            made_at: When the schedule was made, which is the default start.
+            made_at: When the schedule was created, which is the default start.
         """
         start = (self.start_at or made_at.astimezone(self.zone)).replace(tzinfo=self.zone)
         step = STEPS.get(self.frequency)
@@ -164,7 +164,7 @@ class Recurrence(Model):
             in_utc = found.astimezone(UTC)
             if in_utc > moment and in_utc >= start.astimezone(UTC):
                 return in_utc
-        raise AssertionError("the days of a recurrence have no end")
+        raise AssertionError("the days of a recurrence never end")
 
     def _days(self, start: datetime, moment: datetime) -> Iterator[datetime]:
         """Yield the times of days, weeks and months, from shortly before `moment`."""
@@ -237,7 +237,7 @@ class ScheduleRecurrence:
     Args:
         frequency: ``Minute``, ``Hour``, ``Day``, ``Week`` or ``Month``.
         interval: Number of units between two runs.
-        start_time: The first time: a datetime, or a text such as ``2026-11-27T09:30:00``. A time
+        start_time: The first time: a datetime, or a string such as ``2026-11-27T09:30:00``. A time
             with an offset is converted to `time_zone`.
         time_zone: Time zone of the start, hours and minutes: a `TimeZone`, or an IANA name.
         hours: For Day and Week: a list of hours.

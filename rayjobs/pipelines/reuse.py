@@ -2,7 +2,8 @@
 
 A step's *parts* are everything that determines its results. As far as rayjobs can tell, two steps
 with equal parts have equal results, in any run. Inputs are compared by reference: a dataset's
-version or definition, a path in a datastore, the job that made an output; their bytes are not read.
+version or definition, a path in a datastore, the job that produced an output; their bytes are not
+read.
 Packages are compared by their requirements, and by the versions that the newest job with the same
 requirements got.
 
@@ -61,7 +62,7 @@ NOT_COUNTED = frozenset(
         "source_directory",
     }
 )
-# These have parts of the same name.
+# Fields that `parts_of` adds one by one.
 _BY_NAME = frozenset({"script", "command", "environment_variables", "inputs", "outputs"})
 PACKAGES = "packages"  # the versions that were installed for `environment`; not a part
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -140,8 +141,8 @@ def parts_of(
 def definition_of(catalogue: Catalogue, source: str) -> str:
     """Return the text to compare for an input: for an unregistered dataset, its definition.
 
-    The definition consists of the dataset's sources and the names of its files. Their bytes do not
-    count, just as for a path in a datastore.
+    The definition consists of the dataset's sources and the names of its files. Their bytes are not
+    compared, as for a path in a datastore.
     """
     if not source.startswith(SAVED):
         return source
@@ -186,7 +187,7 @@ def differences(now: Mapping[str, Any], then: Mapping[str, Any]) -> tuple[str, .
 
 @dataclass
 class Decisions:
-    """Decides for the steps of one run.
+    """Decides which steps of one run are reused.
 
     Args:
         workspace: The workspace with the earlier runs.
@@ -233,7 +234,7 @@ class Decisions:
         if not step.reuse.allow:
             return Decision("runs: reuse is off for this step")
         damaged, outdated = "", None
-        # An input that this run makes has a new source, so no earlier step can have read it.
+        # An input that this run produces has a new source, so no earlier step can have read it.
         for one in () if fresh else store.reusable_steps(key_of(parts)):
             wrong = made.damage(self.workspace, one.job, outputs)
             if wrong is None and (others := self._other_packages(spec, one.job)):
@@ -270,7 +271,7 @@ class Decisions:
 
 
 def changed_packages(workspace: OpenWorkspace, then: str, now: str) -> tuple[str, ...]:
-    """Return the packages that differ between the environments of two jobs, one text each."""
+    """Return the packages that differ between the environments of two jobs, one string each."""
     from rayjobs.environments import locks
 
     found: list[dict[tuple[str, str], str]] = []

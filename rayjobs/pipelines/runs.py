@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 NEVER_S = float("inf")
-# Azure ML's type names of pipelines and steps.
+# Azure ML's name for the state of a completed pipeline or step.
 FINISHED = "Finished"
 _ONLY_STEPS = (
     "the children of a pipeline run are its steps; use a step (find_step_run(NAME)[0]), or submit "
@@ -41,7 +41,7 @@ _ONLY_STEPS = (
 
 
 def status_of(state: JobState | str) -> str:
-    """Return Azure ML's name of a state for pipelines and steps."""
+    """Return Azure ML's name for a state of a pipeline or step."""
     return FINISHED if str(state) == JobState.COMPLETED else str(state)
 
 
@@ -119,7 +119,7 @@ class PipelineRun(JobRun):
 
     # -- results ---------------------------------------------------------------------------------
     def get_pipeline_output(self, pipeline_output_name: str) -> PortDataReference:
-        """Return an output that a `PipelineData` named `pipeline_output_name`.
+        """Return an output by the `pipeline_output_name` of its `PipelineData`.
 
         Raises:
             NotFoundError: no step has such an output.
@@ -206,17 +206,17 @@ class PipelineRun(JobRun):
             while True:
                 job = self._job()
                 if show_output:
-                    self._tell(printed)
+                    self._print_changes(printed)
                 if job.state.is_final:
                     break
                 if time.monotonic() > until_s:
                     raise TimeoutError(
-                        f"{self.id} is {job.state} after {timeout_seconds:g} s; it runs on"
+                        f"{self.id} is {job.state} after {timeout_seconds:g} s; it continues"
                     )
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
             self._say(
-                f"\nNo longer following {self.id}; the pipeline runs on. Cancel it with "
+                f"\nNo longer following {self.id}; the pipeline continues. Cancel it with "
                 f"run.cancel(), or `rayjobs pipeline cancel {self.id}`."
             )
             raise
@@ -225,7 +225,7 @@ class PipelineRun(JobRun):
             attaching.raise_for_end(job)
         return status_of(job.state)
 
-    def _tell(self, printed: dict[str, str]) -> None:
+    def _print_changes(self, printed: dict[str, str]) -> None:
         """Print the steps' changes since the last call."""
         for view in self.views():
             status = view.status
@@ -319,7 +319,7 @@ class StepRun(JobRun):
 
     @property
     def original(self) -> JobRun:
-        """The run that made the results: this one, or the one that it reuses."""
+        """The run that produced the results: this one, or the one that it reuses."""
         if self._row.original is None:
             return self
         return JobRun(self.experiment, self._row.original)
@@ -380,7 +380,7 @@ class StepRun(JobRun):
         """
         return self.get_output(name).get_port_data_reference()
 
-    # -- logs, metrics, files: of the run that made them ---------------------------------------
+    # -- logs, metrics and files of the run that produced them ---------------------------------
     def _log(self, name: str) -> str:
         return self.original._logs().read(name).decode("utf-8", "replace")
 
@@ -513,7 +513,7 @@ class PortDataReference:
 
     @property
     def path_on_datastore(self) -> str:
-        """The path in it."""
+        """The path in the datastore."""
         return self._place()[1]
 
     @property

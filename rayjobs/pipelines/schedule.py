@@ -45,7 +45,7 @@ def create(
     description: str = "",
     continues: bool | None = None,
 ) -> ScheduleRecord:
-    """Create a schedule durably; its first run is at its next due time.
+    """Create and store a schedule; its first run is at its next due time.
 
     Args:
         workspace: Where the pipeline is published.
@@ -90,12 +90,13 @@ def check(workspace: OpenWorkspace, record: ScheduleRecord) -> None:
     """Check that a schedule can run.
 
     Raises:
-        UsageError: it has no name, neither times nor watched files or both, or a wrong interval.
+        UsageError: its name or interval is wrong, or it does not have exactly one of pipeline and
+            endpoint, and one of times and watched files.
         NotFoundError: there is no such pipeline, endpoint or datastore.
         PipelineError: a parameter is wrong.
     """
     if not isinstance(record.name, str) or not record.name.strip():
-        raise UsageError(f"the name of a schedule is {record.name!r}; give a short text")
+        raise UsageError(f"the name of a schedule is {record.name!r}; give a short name")
     if (record.pipeline is None) == (record.endpoint is None):
         raise UsageError("a schedule runs a published pipeline or an endpoint: give one of them")
     if (record.recurrence is None) == (record.watched is None):
@@ -125,7 +126,7 @@ def set_active(workspace: OpenWorkspace, record: ScheduleRecord, *, active: bool
 
 
 def put(workspace: OpenWorkspace, record: ScheduleRecord, **values: Any) -> ScheduleRecord:
-    """Write a schedule with other values, and let the workspace's machine run it."""
+    """Store a schedule with changed values; from then on, this machine or the server runs it."""
     if workspace.server is not None:  # the server determines when it is due
         workspace.store.put_schedule(replace(record, **values))
         return workspace.store.schedule(record.id)
@@ -292,12 +293,12 @@ class Schedule:
 
     @property
     def name(self) -> str:
-        """A text for users."""
+        """Its name, for users."""
         return self._record.name
 
     @property
     def description(self) -> str:
-        """A text for users."""
+        """Its description, for users."""
         return self._record.description
 
     @property
@@ -376,7 +377,7 @@ class Schedule:
 
     # -- changes -----------------------------------------------------------------------------------
     def enable(self, wait_for_provisioning: bool = False, wait_timeout: int = 3600) -> None:
-        """Enable the schedule from now on."""
+        """Enable the schedule; times that have passed are skipped."""
         self._record = set_active(self._workspace.opened, self._record, active=True)
 
     def disable(self, wait_for_provisioning: bool = False, wait_timeout: int = 3600) -> None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
 LATE = timedelta(minutes=1)
-# Delay before a due run is tried again, after a stopped target or a failed storage.
+# Delay before a due run is tried again, after a stopped target or a storage failure.
 TRY_AGAIN = timedelta(minutes=1)
 EVENT = "schedule"
 SCHEDULE_PROPERTY = "azureml.scheduleid"
@@ -57,8 +57,8 @@ class Done:
 
     Attributes:
         schedule: Its id.
-        note: One sentence; empty: the run was on time.
-        run: The run that was started; None: none was.
+        note: One sentence; empty if the run was on time.
+        run: The run that was started; None if there was none.
     """
 
     schedule: str
@@ -91,7 +91,7 @@ def first_due(record: ScheduleRecord, now: datetime) -> datetime:
 
 
 def marks_of(workspace: OpenWorkspace, watched: Mapping[str, Any]) -> dict[str, str]:
-    """Return path → current mark of each watched file.
+    """Return the current mark (size and ETag) of each watched file, by path.
 
     Raises:
         NotFoundError, DatastoreError: the datastore is gone, or cannot be read.
@@ -112,15 +112,15 @@ def run_due(
 ) -> list[Done]:
     """Run each due schedule once; return the results.
 
-    The run's idempotency key consists of the schedule and its time. A process that dies between the
-    submit and its record is repeated and finds the run. After a temporary failure, the schedule
-    stays due; after a permanent one, it waits for its next time.
+    The run's idempotency key consists of the schedule and its time. If a process dies between the
+    submit and its record, the next one submits again and finds the run. After a temporary failure,
+    the schedule stays due; after a permanent one, it waits for its next time.
 
     Args:
         workspace: The workspace of the schedules.
-        clock: Tells the time.
+        clock: The source of the current time.
         wake: Start the targets of the runs.
-        away_since: Since when the store could not be reached before this call; None: it could.
+        away_since: When the store became unreachable, if it was unreachable until this call.
     """
     clock = clock or SystemClock()
     done = []
@@ -152,7 +152,7 @@ def run_due(
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether a later try may succeed without a user's change."""
+    """Whether a later try may succeed without a change by a user."""
     if isinstance(error, DatastoreError):
         return not error.is_permanent
     if isinstance(error, RayjobsError):
@@ -267,7 +267,7 @@ def _why_it_waits(workspace: OpenWorkspace, published: PublishedRecord) -> str:
 
 
 def _away(workspace: OpenWorkspace, target: str) -> Serving | None:
-    """Return the claim of a target of another machine that does not run there."""
+    """Return who serves a target elsewhere, if the target does not run there; else None."""
     serving = elsewhere.find_quietly(workspace.path, target, home=home())
     return None if serving is None or serving.is_live else serving
 
@@ -306,7 +306,7 @@ def changed(
 def main(arguments: list[str]) -> int:
     """Run due schedules of a workspace; print the next time and the number of schedules.
 
-    The second argument says since when the store was away, in seconds since 1970.
+    The second argument, if given, is `away_since` in seconds since 1970.
     """
     from rayjobs.workspace.folder import open_workspace
 

@@ -24,7 +24,7 @@ class PythonScriptStep(ScriptStep):
     Args:
         script_name: The script, relative to `source_directory`.
         name: The step's name; None: the script's.
-        arguments: The script's arguments: texts, data, and parameters.
+        arguments: The script's arguments: strings, data, and parameters.
         compute_target: Its target; None means that of `runconfig`, else the default target.
         runconfig: Its configuration: environment, variables, distribution.
         runconfig_pipeline_params: Counts of the run configuration that each run may set.
@@ -33,7 +33,7 @@ class PythonScriptStep(ScriptStep):
         params: Values of the variables ``AML_PARAMETER_<NAME>``.
         source_directory: Folder with the script; None means the pipeline's default.
         allow_reuse: Reuse the results of an earlier run if nothing has changed.
-        version: Change it when the step does something else, so that it runs again.
+        version: Change it when the step's behavior changes, so that it runs again.
         hash_paths: Only changes of these files count as changes.
     """
 
@@ -76,7 +76,7 @@ class CommandStep(ScriptStep):
     """A step that runs a shell command, once on each node or once for each MPI process.
 
     Args:
-        command: A shell command, or a list of texts and data.
+        command: A shell command, or a list of strings and data.
         name: The step's name; None: the command's first word.
         compute_target: Its target; None means that of `runconfig`, else the default target.
         runconfig: Its configuration; a ScriptRunConfig also provides the command.
@@ -86,7 +86,7 @@ class CommandStep(ScriptStep):
         params: Values of the variables ``AML_PARAMETER_<NAME>``.
         source_directory: Folder to pack; None: the pipeline's default.
         allow_reuse: Reuse the results of an earlier run if nothing has changed.
-        version: Change it when the step does something else, so that it runs again.
+        version: Change it when the step's behavior changes, so that it runs again.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class EstimatorStep(ScriptStep):
         outputs: Data that it writes.
         compute_target: Its target; None means the estimator's.
         allow_reuse: Reuse the results of an earlier run if nothing has changed.
-        version: Change it when the step does something else, so that it runs again.
+        version: Change it when the step's behavior changes, so that it runs again.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class HyperDriveStep(ScriptStep):
         outputs: Data that is stored when the sweep has ended.
         metrics_output: Destination of the metrics of all trials, as JSON.
         allow_reuse: Reuse the results of an earlier run if nothing has changed.
-        version: Change it when the step does something else, so that it runs again.
+        version: Change it when the step's behavior changes, so that it runs again.
         hyperdrive_run_config: The older name of `hyperdrive_config`.
     """
 
@@ -290,13 +290,13 @@ class HyperDriveStep(ScriptStep):
         sweep = self._config.sweep_spec({"script": self._base.script}, name="sweep")
         definition = sweep.model_dump(mode="json", exclude={"job", "name"})
         if self._config.hyperparameter_sampling.is_seed_drawn:
-            # Each run draws its own: a seed from this process would prevent reuse in every program.
+            # Each run draws its own: a seed drawn here would make every program's step differ.
             del definition["sampling"]["seed"]
         definition["results"] = results
         return self._spec(building, data, job, sweep=SweepPart(definition=definition))
 
     def _result(self, output: Any) -> str | None:
-        """Return the sweep's part of an output; None: the best trial's own output."""
+        """Return the result of the sweep for an output; None if it comes from the best trial."""
         if not isinstance(output, PipelineData):
             return None
         if output._training_output is not None:

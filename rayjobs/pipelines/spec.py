@@ -51,7 +51,7 @@ class Reuse(Model):
 
     Attributes:
         allow: Whether reuse is allowed.
-        version: Change it when the step does something else, so that it runs again.
+        version: Change it when the step's behavior changes, so that it runs again.
         hash_paths: Files and folders, relative to the source directory, whose content is compared;
             empty: everything that is packed.
     """
@@ -176,7 +176,7 @@ def parameters_in(value: Any) -> Iterator[str]:
 def texts_in(
     value: Any, at: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield each text in `value` with its place: the keys and indices that lead to it."""
+    """Yield each string in `value` with its place: the keys and indices that lead to it."""
     if isinstance(value, str):
         yield at, value
     elif isinstance(value, Mapping):
@@ -190,7 +190,7 @@ def texts_in(
 def with_values(value: Any, values: Mapping[str, Any]) -> Any:
     """Return `value` with each placeholder replaced by its parameter's value.
 
-    A text that is only a placeholder becomes the value itself, with its type.
+    A string that is only a placeholder becomes the value itself, with its type.
     """
     if isinstance(value, str):
         whole = PLACEHOLDER.fullmatch(value.strip())
@@ -213,7 +213,7 @@ def chosen_values(spec: PipelineSpec, given: Mapping[str, Any]) -> dict[str, Any
     """Return the value of each parameter for one run.
 
     Raises:
-        PipelineError: a value has no parameter, has the wrong type, or is missing.
+        PipelineError: a value is missing, has the wrong type, or is for an unknown parameter.
     """
     problems = [
         Problem(

@@ -39,7 +39,7 @@ class Building:
         keep: Stores a dataset that is not registered.
         workspace: Resolves names of compute targets; may be None.
         default_source_directory: Source directory of steps that name none, or None.
-        producers: Output of a step → the steps that make it, and its name in each.
+        producers: Output of a step → the steps that write it, and its name in each.
         parameters: The parameters that steps have named so far.
         defaults: Their objects, to distinguish parameters of the same name.
     """
@@ -57,7 +57,7 @@ class Building:
         """Add a parameter; return the placeholder of its value.
 
         Raises:
-            UsageError: another one of this name has another default.
+            UsageError: another parameter of this name has a different default.
         """
         known = self.defaults.setdefault(one.key, one.default_value)
         if known is not one.default_value and known != one.default_value:
@@ -92,14 +92,14 @@ class Building:
         return str(data.inputs[name]["source"])
 
     def add_producer(self, step: StepBase, output: Any, name: str) -> None:
-        """Record that a step makes an output, under a name in its job."""
+        """Record that a step writes an output, under a name in its job."""
         self.producers.setdefault(_identity(output), []).append((step, name))
 
     def producer_of(self, item: Any) -> tuple[str, str] | None:
-        """Return the step and output that make a `PipelineData` or an output; None if no step does.
+        """Return the step that writes an item, and the item's name there; None if no step does.
 
         Raises:
-            UsageError: several steps make it.
+            UsageError: several steps write it.
         """
         found = self.producers.get(_identity(item), [])
         names = list(dict.fromkeys(self.names[id(step)] for step, _ in found))
@@ -112,7 +112,7 @@ class Building:
 
 
 def _identity(item: Any) -> int:
-    """Merge the copies of one output."""
+    """Return an id that all copies of one output share."""
     return id(item.origin if isinstance(item, OutputFileDatasetConfig) else item)
 
 
@@ -133,10 +133,10 @@ class StepData:
     outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def text(self, item: Any) -> Any:
-        """Return an argument in its stored form, where data and parameters become texts.
+        """Return an argument in its stored form, with placeholders for data and parameters.
 
         Raises:
-            UsageError: it is data that the step neither makes nor reads.
+            UsageError: it is data that the step neither writes nor reads.
         """
         if isinstance(item, PipelineParameter):
             if item.is_data:
@@ -173,7 +173,7 @@ class StepData:
         """Add data that the step names; return its name in the step's job.
 
         Raises:
-            UsageError: no step makes it, or it is not data.
+            UsageError: no step writes it, or it is not data.
         """
         if isinstance(item, PipelineDataset):
             item = item.binding()
@@ -198,20 +198,20 @@ class StepData:
         bound = item.bind_object
         if isinstance(bound, PipelineParameter):
             return self._parameter(item.name, bound, item.bind_mode, item.path_on_compute)
-        name = DataArguments(self.building.keep)
-        added = name.add(bound, name=item.name)
-        fields = {**name.inputs[added], "mode": item.bind_mode}
+        arguments = DataArguments(self.building.keep)
+        added = arguments.add(bound, name=item.name)
+        fields = {**arguments.inputs[added], "mode": item.bind_mode}
         if item.path_on_compute is not None:
             fields["path_on_compute"] = item.path_on_compute
         return self._put(self.inputs, item.name, fields)
 
     def _made(self, name: str, data: Any, mode: str, path_on_compute: str | None) -> str:
-        """Add an input that another step makes."""
+        """Add an input that another step writes."""
         producer = self.building.producer_of(data)
         if producer is None:
             raise UsageError(
                 f"step {self.step.name!r} reads {getattr(data, 'name', name)!r}, which no step of "
-                f"the pipeline produces; list it in the `outputs` of the step that makes it"
+                f"the pipeline produces; list it in the `outputs` of the step that writes it"
             )
         if producer[0] == self.building.names[id(self.step)]:
             raise UsageError(
@@ -285,7 +285,7 @@ def params_of(step: str, values: Mapping[str, Any], building: Building) -> dict[
             found[key] = value
         else:
             raise UsageError(
-                f"step {step!r}: params[{key!r}] is a {type(value).__name__}; give a text, a "
+                f"step {step!r}: params[{key!r}] is a {type(value).__name__}; give a string, a "
                 f"number, a bool, or a PipelineParameter"
             )
     return found

@@ -21,11 +21,11 @@ class StepBase:
     """A step: its job, its inputs and outputs, and its predecessors.
 
     Args:
-        name: The step's name; several steps may have the same.
+        name: The step's name; several steps may have the same name.
         inputs: Data that it reads.
         outputs: Data that it writes.
         allow_reuse: Reuse the results of an earlier run if nothing has changed.
-        version: Change it when the step does something else, so that it runs again.
+        version: Change it when the step's behavior changes, so that it runs again.
         hash_paths: Only changes of these files count as changes.
     """
 
@@ -41,7 +41,7 @@ class StepBase:
         hash_paths: Sequence[str] | None = None,
     ) -> None:
         if not isinstance(name, str) or not name.strip():
-            raise UsageError(f"the name of a step is {name!r}; give a short text")
+            raise UsageError(f"the name of a step is {name!r}; give a short name")
         self.name = name
         self.inputs = list(inputs or ())
         self.outputs = list(outputs or ())
@@ -152,7 +152,7 @@ class StepBase:
 
 
 PipelineStep = StepBase
-"""Azure ML's name of the base class."""
+"""Azure ML's name for the base class."""
 
 
 class ScriptStep(StepBase):

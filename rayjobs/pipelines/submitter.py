@@ -28,7 +28,7 @@ class SubmittedPipeline:
 
     Attributes:
         pipeline: The stored run.
-        created: False if the idempotency key was known; then it is the run of the first call.
+        created: False if the idempotency key was known: `pipeline` is then the earlier run.
         run: The plan, with each step's decision.
         warnings: Warnings for the submitter, one sentence each.
         starting: Whether a target is being started.
@@ -55,7 +55,7 @@ class RunRequest:
         published: Id of the published pipeline that is run.
         tags: The run's tags.
         properties: Facts about the run.
-        idempotency_key: A repeated submit with it returns the first run.
+        idempotency_key: A repeated submit with the same key returns the first run.
         user: The owner of the run; None means the caller.
     """
 
@@ -82,7 +82,7 @@ def submit_pipeline(
     on_stage: Callable[[str], None] = lambda _text: None,
     wake: bool = True,
 ) -> SubmittedPipeline:
-    """Submit a pipeline; once this has returned, it is never lost and needs no client.
+    """Submit a pipeline; once this has returned, the run is durable and needs no client.
 
     Args:
         workspace: Its workspace.
