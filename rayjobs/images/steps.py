@@ -21,7 +21,7 @@ class ImageStep(PythonScriptStep):
         script: The script in the component's folder.
         name: The step's name.
         arguments: The script's arguments.
-        inputs: Data that it reads; texts and None are ignored.
+        inputs: Data that it reads; strings and None are ignored.
         outputs: Data that it writes; None is ignored.
         more: Further arguments of `PythonScriptStep`: compute_target, runconfig,
             runconfig_pipeline_params, allow_reuse, version.

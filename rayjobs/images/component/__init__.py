@@ -1,1 +1,1 @@
-"""The code of image jobs: this folder is their snapshot, so a run keeps what it ran."""
+"""The code of image jobs, which pack this folder as their snapshot: a run keeps what it ran."""

@@ -1,4 +1,4 @@
-"""Job: make an image directory of a folder or an archive."""
+"""Job script: make an image directory from a folder or an archive."""
 
 import argparse
 
@@ -9,8 +9,8 @@ def main() -> None:
     """Convert."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="Folder, zip or tar archive.")
-    parser.add_argument("--output", required=True, help="Folder of the images.")
-    parser.add_argument("--validation-output", help="Folder of a part of them.")
+    parser.add_argument("--output", required=True, help="Folder for the images.")
+    parser.add_argument("--validation-output", help="Folder for the validation images.")
     parser.add_argument("--validation-share", type=float, default=0.2)
     parser.add_argument("--random-seed", type=int, default=1)
     arguments = parser.parse_args()

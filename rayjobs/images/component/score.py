@@ -1,4 +1,4 @@
-"""Job: score images by a trained model, as a table."""
+"""Job script: score images with a trained model, and write a table."""
 
 import argparse
 
@@ -10,7 +10,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="Folder of a trained model.")
     parser.add_argument("--data", required=True, help="Folder of images.")
-    parser.add_argument("--output", default="outputs", help="Folder of the table.")
+    parser.add_argument("--output", default="outputs", help="Folder for the table.")
     parser.add_argument("--format", choices=("parquet", "csv"), default="parquet")
     parser.add_argument("--batch-size", default=64)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Job: train an image classifier, in one process or in many."""
+"""Job script: train an image classifier, in one process or in many."""
 
 import argparse
 import os
@@ -15,10 +15,10 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--train", required=True, help="Folder with one folder per class.")
-    parser.add_argument("--validation", required=True, help="The same classes, to judge by.")
+    parser.add_argument("--validation", required=True, help="The same classes, to evaluate with.")
     parser.add_argument("--model", default="resnet18", help="A network, or an untrained model.")
     parser.add_argument("--weights", help="File with weights to start from.")
-    parser.add_argument("--output", help="Folder of the trained model, besides outputs/model.")
+    parser.add_argument("--output", help="Folder for a copy of the trained model.")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--augmentation", default="crop-flip")
     parser.add_argument("--cache", default="auto")
@@ -29,8 +29,8 @@ def main() -> None:
     parser.add_argument("--gradient-parts", type=int, default=1)
     parser.add_argument("--backend")
     parser.add_argument("--register", help="Name under which the model is registered.")
-    parser.add_argument("--onnx", action="store_true", help="Export the model as ONNX, too.")
-    parser.add_argument("--resume-from", help=argparse.SUPPRESS)  # rayjobs.checkpoint has it
+    parser.add_argument("--onnx", action="store_true", help="Also export the model to ONNX.")
+    parser.add_argument("--resume-from", help=argparse.SUPPRESS)  # handled by rayjobs.checkpoint
     parameters.add_to(parser)
     arguments = parser.parse_args()
     values = parameters.values_of(arguments)

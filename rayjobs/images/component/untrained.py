@@ -1,4 +1,4 @@
-"""Job: write an untrained model directory."""
+"""Job script: write an untrained model directory."""
 
 import argparse
 
@@ -10,7 +10,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="Name of the network.")
     parser.add_argument("--weights", help="File with weights to start from.")
-    parser.add_argument("--output", required=True, help="Folder of the untrained model.")
+    parser.add_argument("--output", required=True, help="Folder for the untrained model.")
     arguments = parser.parse_args()
     from imagemodels.networks import save_untrained
 

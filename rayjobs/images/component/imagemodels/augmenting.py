@@ -1,8 +1,8 @@
-"""Random crops and flips of a batch where the network is, so that CPUs only decode.
+"""Random crops and flips of a batch on the network's device, so that the CPUs only decode.
 
-The loader gives larger images that are the same in every epoch, and can keep them; the crops of an
-epoch are taken from them by one call. Source: M. Jaderberg et al., arXiv:1506.02025 (sampling by a
-grid).
+The loader yields larger images that are the same in every epoch, and can cache them; one call takes
+an epoch's crops from a batch of them. Source: M. Jaderberg et al., arXiv:1506.02025 (sampling with
+a grid).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.nn import functional
 from .decoding import Preprocessing, random_box
 
 ENLARGED = 1.5
-"""Side of the images that are cropped, as a multiple of the network's."""
+"""Side of the images to crop, as a multiple of the side that the network takes."""
 
 
 def enlarged(how: Preprocessing) -> Preprocessing:
-    """Return the preprocessing of the images that are cropped."""
+    """Return the preprocessing of the images to crop."""
     return replace(how, image_size=round(how.image_size * ENLARGED))
 
 
@@ -33,7 +33,7 @@ def random_parts(
     Args:
         how: The augmentation.
         side: Height and width of the images, in pixels.
-        keys: Seed, epoch and number of each image; they alone decide, as on the CPU.
+        keys: Seed, epoch and number of each image; only these decide, as on the CPU.
     """
     rows = []
     for key in keys:

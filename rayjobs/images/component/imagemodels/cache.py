@@ -1,7 +1,7 @@
-"""Images of a node in files of its disk: mapped into memory, shared by the node's processes.
+"""Caches images in files on a node's disk, mapped into memory and shared by its processes.
 
-Space is taken by ``posix_fallocate`` and ``pwrite``, which report a full disk as an error. A write
-into a mapping of a sparse file would end the process by SIGBUS instead.
+Space is allocated with ``posix_fallocate`` and ``writev``, which report a full disk as an error. A
+write into a mapping of a sparse file would end the process with SIGBUS instead.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 
-_HEADER = struct.Struct("<qqq")  # height, width, bytes; a height of 0: an encoded file
+_HEADER = struct.Struct("<qqq")  # height, width, bytes; height 0 means an encoded file
 _OFFSET_BITS = 44
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ImageCache:
-    """The images that were read once.
+    """A cache of images.
 
-    Each process appends to an arena of its own and publishes an image by one aligned word of the
-    shared index, so that readers see it whole or not at all.
+    Each process appends to an arena of its own and publishes an image by writing one aligned word
+    of the shared index, so that readers see it whole or not at all.
 
     Args:
-        folder: On the node; all processes of a node give the same.
+        folder: A folder of the node, the same for all its processes.
         images: Number of images.
         arena: Number of this process on the node.
         kind: decoded (pixels), fitted (pixels of the size that the network takes) or encoded (the
@@ -59,7 +59,7 @@ class ImageCache:
         return os.path.join(self.folder, f"arena-{self.kind}-{number}")
 
     def get(self, number: int) -> np.ndarray[Any, Any] | bytes | None:
-        """Return an image's pixels or its file's bytes; None: it is not in the cache."""
+        """Return an image's pixels or its file's bytes; None if it is not in the cache."""
         word = int(self._index[number])
         if not word:
             return None
@@ -74,7 +74,7 @@ class ImageCache:
         return pixels.reshape(height, width, 3)
 
     def put(self, number: int, value: np.ndarray[Any, Any] | bytes) -> None:
-        """Keep an image; where the disk is full, say so once and keep no more."""
+        """Store an image; once the disk is full, print a message and store no more."""
         if self.is_full or self._index[number]:
             return
         if isinstance(value, bytes):
@@ -108,7 +108,7 @@ class ImageCache:
             return found
         with self._lock:
             with open(self._arena_path(arena), "rb") as file:
-                # The arena grows: the new mapping has all of it, and arrays keep the old alive.
+                # The arena has grown: map all of it. Arrays keep the old mapping alive.
                 found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._maps[arena] = found
         return found
@@ -125,7 +125,7 @@ class ImageCache:
 
 
 def _write(file: int, header: bytes, data: memoryview) -> None:
-    """Append both; a copy into one object would cost as much as the write."""
+    """Append header and data; copying both into one object would cost as much as the write."""
     done = os.writev(file, [header, data])
     left = memoryview(header)[done:]
     rest = data[max(0, done - len(header)) :]

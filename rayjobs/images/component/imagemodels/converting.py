@@ -1,4 +1,4 @@
-"""Make image directories of folders and archives, with a report of what cannot be read."""
+"""Makes image directories from folders and archives, and reports what cannot be read."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ AT_ONCE = 256
 
 @dataclass
 class Converted:
-    """What was made.
+    """The result of a conversion.
 
     Attributes:
-        training: Images written for training; `validation` likewise.
-        classes: Names of the classes, sorted; empty: the images have no labels.
+        training: Number of images written for training; `validation` likewise.
+        classes: Names of the classes, sorted; empty if the images have no labels.
         unreadable: Name of each image that was left out → why.
-        ignored: Files that are not images by their suffix.
+        ignored: Number of files without the suffix of an image.
     """
 
     training: int = 0
@@ -53,21 +53,22 @@ def convert(
     seed: int = 1,
     report: str | None = None,
 ) -> Converted:
-    """Write an image directory of a folder, or of a zip or tar archive.
+    """Write an image directory from a folder, or from a zip or tar archive.
 
-    The last folder above an image is its class; images without a folder stay without a label.
-    Hidden files are ignored. The files' bytes are copied as they are.
+    The last folder above an image is its class; images without a folder have no label. Hidden files
+    are ignored. The files' bytes are copied unchanged.
 
     Args:
-        source: Folder or archive; a folder with one archive in it counts as the archive.
-        target: Folder of the images, new or empty.
-        validation: Folder of a part of them; None: all go to `target`.
-        share: That part, between 0 and 1. Name and seed of an image decide, per class.
-        seed: Another one makes another split.
-        report: JSON file with what was made and left out; None: none.
+        source: Folder or archive; a folder that contains only an archive stands for the archive.
+        target: Folder for the images, new or empty.
+        validation: Folder for the validation images; None means that all images go to `target`.
+        share: The share of validation images in each class, between 0 and 1. The name of an image
+            and the seed decide where it goes.
+        seed: A different seed gives a different split.
+        report: Path for a JSON report of the result; None writes none.
 
     Raises:
-        InvalidDatasetError: there is no image in it, or a target is not empty.
+        InvalidDatasetError: `source` has no readable image, or a target is not empty.
     """
     if validation is not None and not 0 < share < 1:
         raise InvalidDatasetError(f"the validation share is {share!r}; it must be between 0 and 1")
@@ -97,7 +98,7 @@ def convert(
 
 
 def _copied(source: str, target: str, done: Converted) -> dict[str, list[str]]:
-    """Copy all images that can be read below `target`; return their paths there by class."""
+    """Copy all readable images below `target`; return their relative paths, by class."""
     kept: dict[str, list[str]] = {}
     names: set[str] = set()
     with ThreadPoolExecutor(cores()) as pool:
@@ -116,7 +117,7 @@ def _copied(source: str, target: str, done: Converted) -> dict[str, list[str]]:
 
 
 def _checked(one: tuple[str, Callable[[], bytes]]) -> tuple[str, str, bytes, str]:
-    """Return an image's name, class and bytes, and why it cannot be read."""
+    """Return an image's name, class and bytes, and the reason if it cannot be read."""
     name, read = one
     data = read()
     try:
@@ -156,7 +157,7 @@ def _free_name(names: set[str], folder: str, name: str) -> str:
 
 
 def _members(source: str, done: Converted) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Yield name and reader of each image, in order of the names (tar: of the archive)."""
+    """Yield name and reader of each image, sorted by name (for tar, in the archive's order)."""
     if os.path.isdir(source):
         inside = [name for name in os.listdir(source) if not is_hidden(name)]
         only = os.path.join(source, inside[0]) if len(inside) == 1 else ""

@@ -1,4 +1,4 @@
-"""One image: from the bytes of its file to an array of the size that the network takes."""
+"""Decodes an image file into an array of the size that the network takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from .errors import UnreadableImageError
 
 AUGMENTATIONS = ("none", "crop", "crop-flip")
-# Short side before the center crop, as a share of the crop: 256 of 224, as usual for ImageNet.
+# Short side before the center crop, as a multiple of the crop: 256/224, as usual for ImageNet.
 MARGIN = 256 / 224
 ORIENTATION = 0x0112
 
@@ -26,7 +26,7 @@ class Preprocessing:
 
     Attributes:
         image_size: Height and width in pixels.
-        augmentation: Of training images: none, crop (random part and proportions), or crop-flip.
+        augmentation: For training images: none, crop (random part and proportions), or crop-flip.
         mean: Per channel (red, green, blue), in units of 0 to 1.
         std: Standard deviation per channel.
     """
@@ -65,14 +65,14 @@ def decode(data: bytes, name: str) -> Image.Image:
         image.load()
         if image.getexif().get(ORIENTATION, 1) != 1:  # fault 181: a rotated photo
             image = ImageOps.exif_transpose(image)
-        if image.mode.startswith("I"):  # fault 182: convert() would clip all above 255 to white
+        if image.mode.startswith("I"):  # fault 182: convert() would clip values above 255 to white
             values = np.asarray(image).astype(np.int64) >> 8
             image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
         return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if not data:
             reason = "is empty"
-        elif isinstance(error, UnidentifiedImageError):  # its text is the address of a buffer
+        elif isinstance(error, UnidentifiedImageError):  # its message is the address of a buffer
             reason = "cannot be decoded (its format is unknown)"
         else:
             reason = f"cannot be decoded ({error})"
@@ -102,9 +102,9 @@ def training_pixels(
 
 
 def validation_pixels(image: Image.Image, how: Preprocessing) -> np.ndarray[Any, Any]:
-    """Return an image as uint8 of the shape (height, width, 3): resized, its center cut out.
+    """Return an image as uint8 of the shape (height, width, 3): resized and center-cropped.
 
-    With the augmentation ``none`` all of the image is kept, and only resized.
+    With the augmentation ``none``, the whole image is resized, without a crop.
     """
     size = how.image_size
     if how.augmentation == "none":
@@ -124,7 +124,7 @@ def validation_pixels(image: Image.Image, how: Preprocessing) -> np.ndarray[Any,
 
 
 def random_box(width: int, height: int, chance: random.Random) -> tuple[int, int, int, int]:
-    """Return a random part of 8 % to 100 % of the area, at proportions of 3:4 to 4:3."""
+    """Return a random part with 8 % to 100 % of the area and an aspect ratio of 3:4 to 4:3."""
     for _ in range(10):
         area = width * height * chance.uniform(0.08, 1.0)
         ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))

@@ -18,9 +18,9 @@ class ImageDirectory:
 
     Attributes:
         root: The folder.
-        classes: Names of the classes, sorted; empty: the images have no labels.
+        classes: Names of the classes, sorted; empty if the images have no labels.
         files: Paths of the images relative to `root`, sorted.
-        labels: For each file the place of its class in `classes`; empty without labels.
+        labels: For each file, the index of its class in `classes`; empty without labels.
     """
 
     root: str
@@ -57,10 +57,10 @@ class ImageDirectory:
 def open_labeled(root: str) -> ImageDirectory:
     """Return the image directory in a folder with one folder per class.
 
-    Hidden files and folders are ignored, as are files that are not images by their suffix.
+    Hidden files and folders are ignored, as are files without the suffix of an image.
 
     Raises:
-        NotLabeledDatasetError: no folder per class is there.
+        NotLabeledDatasetError: there is no folder with images.
         InvalidDatasetError: there is no such folder, or a class has no image.
     """
     classes = sorted(entry.name for entry in _entries(root) if entry.is_dir())
@@ -91,10 +91,10 @@ def open_labeled(root: str) -> ImageDirectory:
 
 
 def open_any(root: str) -> ImageDirectory:
-    """Return a folder's images: labeled if all are in folders of classes, else without labels.
+    """Return a folder's images: labeled if it has one folder per class, else without labels.
 
     Raises:
-        InvalidDatasetError: there is no image.
+        InvalidDatasetError: there is no image, or a class has none.
     """
     try:
         return open_labeled(root)
@@ -110,7 +110,7 @@ def check_same_classes(training: ImageDirectory, validation: ImageDirectory) -> 
     """Check that training and validation images have the same categories.
 
     Raises:
-        InvalidDatasetError: they have not.
+        InvalidDatasetError: they differ.
     """
     first, second = set(training.classes), set(validation.classes)
     if first == second:
@@ -132,7 +132,7 @@ def is_hidden(name: str) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """Return whether a file is an image by its suffix."""
+    """Return whether a file has the suffix of an image."""
     return name.lower().endswith(SUFFIXES)
 
 

@@ -1,4 +1,4 @@
-"""How a job's script ends when something was given wrong: one line, no traceback."""
+"""Ends a job's script on a user error with one line instead of a traceback."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from .errors import ImageModelError
 
 @contextlib.contextmanager
 def ends_clearly() -> Iterator[None]:
-    """Print an error of ours as `Name: what to do`, and end with exit code 1.
+    """Print an `ImageModelError` as `Name: message`, and exit with code 1.
 
-    A process group whose other processes wait would hang in its destructor, so the process leaves
-    without it.
+    The destructor of a process group would wait for the other ranks, so a rank exits without it.
     """
     try:
         yield

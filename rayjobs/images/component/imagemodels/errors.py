@@ -1,10 +1,10 @@
-"""What can be wrong with images, models and parameters; each message says what to do next."""
+"""Errors in images, models and parameters; each message says what to do next."""
 
 from __future__ import annotations
 
 
 class ImageModelError(Exception):
-    """Base class: something is wrong with what was given."""
+    """Base class of errors in what the user gave."""
 
 
 class InvalidModelDirectoryError(ImageModelError):
@@ -16,14 +16,14 @@ class NotLabeledDatasetError(ImageModelError):
 
 
 class InvalidDatasetError(ImageModelError):
-    """The images or the categories of a data set cannot be used."""
+    """The images or the categories of a dataset cannot be used."""
 
 
 class UnreadableImageError(InvalidDatasetError):
     """One image cannot be decoded.
 
     Attributes:
-        reason: What is wrong with it, after its name.
+        reason: What is wrong, to follow the image's name.
     """
 
     def __init__(self, name: str, reason: str) -> None:
@@ -34,7 +34,7 @@ class UnreadableImageError(InvalidDatasetError):
 
 
 class ParameterOutOfRangeError(ImageModelError):
-    """A parameter has a value outside of its range."""
+    """A parameter has a value outside its range."""
 
 
 class DivergedError(ImageModelError):

@@ -1,4 +1,4 @@
-"""How good a trained model is: confusion matrix, per-class table, and the worst images."""
+"""Evaluates a trained model: confusion matrix, per-class table, and the worst images."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .ranks import Ranks
 from .schedule import shares
 
 WORST = 16
-SHOWN_CLASSES = 30  # with names at the axes
+SHOWN_CLASSES = 30  # with names on the axes
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model made of labeled images.
+    """The results of a model on labeled images.
 
     Attributes:
         confusion: Counts of the shape (true class, predicted class).
@@ -39,7 +39,7 @@ class Evaluation:
 
 
 def evaluate(module: nn.Module, loader: Loader, ranks: Ranks, *, batch_size: int) -> Evaluation:
-    """Return how a module classifies images; each process judges a part of them."""
+    """Return how a module classifies images; each process evaluates a part of them."""
     images = loader.images
     count = len(images.classes)
     confusion = torch.zeros(count, count, dtype=torch.int64)
@@ -60,7 +60,7 @@ def evaluate(module: nn.Module, loader: Loader, ranks: Ranks, *, batch_size: int
     parts = ranks.gathered((confusion.numpy() if count <= 1000 else None, worst))
     if count <= 1000:
         total = sum((part[0] for part in parts), np.zeros((count, count), dtype=np.int64))
-    else:  # too large to send as a whole object: summed
+    else:  # too large to send as an object: added up
         total = ranks.sum(confusion).numpy()
     return Evaluation(total, _worst([one for part in parts for one in part[1]]))
 
@@ -90,7 +90,7 @@ def per_class(confusion: np.ndarray[Any, Any], classes: Sequence[str]) -> list[d
 
 
 def write(evaluation: Evaluation, images: ImageDirectory, loader: Loader, folder: str) -> list[str]:
-    """Write tables as JSON, and pictures where matplotlib is installed; return the pictures."""
+    """Write tables, and pictures if matplotlib is installed; return the paths of the pictures."""
     os.makedirs(folder, exist_ok=True)
     table = per_class(evaluation.confusion, images.classes)
     worst = [
@@ -128,7 +128,7 @@ def write(evaluation: Evaluation, images: ImageDirectory, loader: Loader, folder
 
 
 def _drawable(classes: Sequence[str]) -> list[str]:
-    """Return names that the font can draw: the number of a class where it lacks a letter."""
+    """Return names that the font can draw: the number of a class if the font lacks a letter."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     font = get_font(findfont(FontProperties()))
@@ -139,7 +139,7 @@ def _drawable(classes: Sequence[str]) -> list[str]:
 
 
 def _short(names: Sequence[str], most: int) -> list[str]:
-    """Return names of at most so many letters; where two would be equal, with their numbers."""
+    """Return names shortened to `most` letters; names that become equal end with their number."""
     end = (most - 1) // 2
     found = [
         name if len(name) <= most else f"{name[: most - 1 - end]}…{name[-end:]}" for name in names
@@ -152,7 +152,7 @@ def _short(names: Sequence[str], most: int) -> list[str]:
     return found
 
 
-# A name such as $x$ is drawn as it is: matplotlib would read a formula, and fail at a wrong one.
+# Draw a name such as $x$ unchanged: matplotlib would parse it as a formula, which may be invalid.
 _LITERAL = {"parse_math": False}
 
 

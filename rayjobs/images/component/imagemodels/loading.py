@@ -1,4 +1,4 @@
-"""Batches of images, decoded by threads while the network computes; the plan is measured."""
+"""Loads batches of images: threads decode while the network computes; measurements set the plan."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .decoding import Preprocessing, decode, training_pixels, validation_pixels
 from .directory import ImageDirectory
 
 CACHES = ("auto", "none", "encoded", "decoded")
-PREFETCH = 3  # batches in work besides the one that is used
-MEASURED = 24  # images by which the plan is made
-DISK_SHARE = 0.5  # of the free disk that a cache may take
-SLOW_READ = 0.3  # share of reading in the time of an image from which encoded files are kept
+PREFETCH = 3  # batches in preparation besides the one in use
+MEASURED = 24  # images that are measured for the plan
+DISK_SHARE = 0.5  # share of the free disk space that a cache may take
+SLOW_READ = 0.3  # cache encoded files if reading takes more than this share of the time
 
 
 @dataclass(frozen=True)
 class LoadingPlan:
-    """How images are loaded, and the figures that decided it.
+    """How images are loaded, and the measurements that decided it.
 
     Attributes:
         threads: Threads that decode.
         cache: none, encoded, decoded, or fitted (cropped and resized as the network takes it).
         read_ms: Milliseconds to read a file; `decode_ms`, `fit_ms` to decode, to crop and resize.
         decoded_gib: Size of all images as they would be cached; `encoded_gib` of their files.
-        reason: Why this cache, as a sentence.
+        reason: Why this cache was chosen.
     """
 
     threads: int
@@ -64,15 +64,15 @@ def make_plan(
     threads: int | None = None,
     is_fixed: bool = False,
 ) -> LoadingPlan:
-    """Measure the first images and choose threads and cache.
+    """Measure a sample of the images, and choose threads and cache.
 
     Args:
         images: All images.
-        how: What happens to them.
+        how: Their preprocessing.
         cache: auto, or the cache to use.
         folder: Where the cache would be; its free space counts.
         processes: Processes that share the node.
-        threads: Threads to use; None: the node's CPUs by its processes.
+        threads: Threads to use; None means the node's CPUs divided by its processes.
         is_fixed: Whether an image gives the same pixels in every epoch, so that these can be kept.
     """
     chosen = list(range(0, len(images), max(1, len(images) // MEASURED)))[:MEASURED]
@@ -92,7 +92,7 @@ def make_plan(
     count = len(chosen)
     scale = len(images) / count
     free = shutil.disk_usage(folder or tempfile.gettempdir()).free * DISK_SHARE
-    reason = "it was asked for"
+    reason = "as requested"
     if is_fixed and cache == "auto":
         decoded = count * how.image_size**2 * 3
     if cache == "auto":
@@ -125,14 +125,14 @@ def _chosen_cache(
 
 
 class Loader:
-    """Loads images by threads.
+    """Loads images with threads.
 
     Args:
-        images: Where from.
+        images: The images.
         how: Their preprocessing.
         plan: Threads and cache.
-        cache: The cache; None: none.
-        pin: Give batches in pinned memory, from which copies to a GPU run beside it.
+        cache: The cache; None to load every image from its file.
+        pin: Yield batches in pinned memory, from which copies to a GPU are asynchronous.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Loader:
 
 
 def open_cache(images: ImageDirectory, plan: LoadingPlan, name: str) -> ImageCache | None:
-    """Return the cache that a plan asks for, in the node's folder for temporary files."""
+    """Return the cache of a plan, in the node's temporary folder; None if it has or gets none."""
     if plan.cache == "none":
         return None
     run = "-".join(os.environ.get(key, "0") for key in ("RAYJOBS_RUN_ID", "RAYJOBS_ATTEMPT"))
@@ -262,5 +262,5 @@ def open_cache(images: ImageDirectory, plan: LoadingPlan, name: str) -> ImageCac
     try:
         return ImageCache(folder, len(images), arena=arena, kind=plan.cache)
     except OSError as error:
-        print(f"no cache in {folder}: {error}; the training goes on without", flush=True)
+        print(f"no cache in {folder}: {error}; the training continues without one", flush=True)
         return None

@@ -25,12 +25,12 @@ _STATE_KEYS = ("state_dict", "model_state_dict", "model")
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What a model directory holds.
+    """The content of a model directory.
 
     Attributes:
         network: Name of the network.
         classes: Names of the classes, in the order of the outputs.
-        preprocessing: What happens to an image first.
+        preprocessing: What is done to an image first.
         signature: Names, types and shapes of inputs and outputs.
         facts: How it was trained: epoch, metrics, parameters.
         module: The network with its weights, in evaluation mode.
@@ -47,7 +47,7 @@ class TrainedModel:
 def build(network: str, classes: int, weights: str | None = None) -> nn.Module:
     """Return a network with random weights, or with those of a file.
 
-    Weights of the last layer are left out when they are for another number of classes.
+    If the weights are for another number of classes, the last layer gets random weights.
 
     Raises:
         InvalidModelDirectoryError: there is no such network, or the weights are not its own.
@@ -75,7 +75,7 @@ def _load_weights(module: nn.Module, path: str, network: str) -> None:
         if isinstance(loaded.get(key), dict):
             loaded = loaded[key]
             break
-    # DistributedDataParallel puts its own name before each.
+    # DistributedDataParallel adds a prefix to each name.
     given = {str(name).removeprefix("module."): value for name, value in loaded.items()}
     own = module.state_dict()
     last = ("fc.", "classifier.")
@@ -118,7 +118,7 @@ def _read_weights(path: str) -> dict[str, Any]:
 
 
 def _only_file(path: str) -> str:
-    """Return the file in a folder: a job's input is one, also where a single file was given."""
+    """Return the only file in a folder: a job's input is a folder, even of a single file."""
     if not os.path.isdir(path):
         return path
     names = sorted(name for name in os.listdir(path) if not name.startswith("."))

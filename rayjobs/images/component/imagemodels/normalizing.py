@@ -1,4 +1,4 @@
-"""Batches as the loader gives them, on the device as a network takes them."""
+"""Moves batches from the loader to a device, normalized for the network."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Normalizer:
 
     Args:
         how: Mean and standard deviation, in units of 0 to 1.
-        device: Where the network is.
-        layout: Of the result in memory.
+        device: The network's device.
+        layout: Memory format of the result.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Normalizer:
         count, height, width, channels = pixels.shape
         inputs = torch.empty((count, channels, height, width))
         mean, std = self._mean[0].numpy(), self._std[0].numpy()
-        # By NumPy, whose one thread leaves the other cores to those that decode; image by image,
-        # so that the second and third pass find their numbers in the processor's cache.
+        # NumPy uses one thread, which leaves the other cores to the decoding threads. Image by
+        # image, so that the second and third pass read from the processor's cache.
         for given, result in zip(pixels.permute(0, 3, 1, 2).numpy(), inputs.numpy(), strict=True):
             result[:] = given
             result -= mean

@@ -1,11 +1,11 @@
 """Batch normalization over the batch of all processes, also without CUDA.
 
-torch.nn.SyncBatchNorm runs on GPUs alone. Source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
+torch.nn.SyncBatchNorm runs only on GPUs. Source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
 
-The result is that of `torch.nn.BatchNorm2d` on the whole batch, to the last bit but for chance:
-PyTorch adds up in float64 on CPUs, where the order of the images leaves no trace once the sum is
-rounded, and every other step is computed here with its roundings. So each step says how PyTorch
-does it, and tests compare the bits.
+The result is that of `torch.nn.BatchNorm2d` on the whole batch, to the last bit except by rare
+chance: PyTorch adds up in float64 on CPUs, so that the order of the images no longer shows once the
+sum is rounded, and every other step here rounds as PyTorch does. The comments say how PyTorch
+computes each step, and tests compare the bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHANNELS = (0, 2, 3)
 
 
 def _wide(values: torch.Tensor) -> torch.Tensor:
-    """Return values of channels in the shape (1, channels, 1, 1)."""
+    """Return one value per channel in the shape (1, channels, 1, 1)."""
     return values[None, :, None, None]
 
 
@@ -42,11 +42,11 @@ class _Normalize(torch.autograd.Function):
         dist.all_reduce(sums)
         total = sums[-1]
         mean = (sums[:-1] / total).to(kind)
-        # In a second pass: the difference of squares loses half of the digits.
+        # In a second pass, because a difference of squares loses half of the digits.
         centered = values - _wide(mean)
         squares = centered.mul_(centered).sum(dim=_CHANNELS, dtype=double)
         dist.all_reduce(squares)
-        summed = squares.to(kind)  # PyTorch keeps the sum in the kind of the values
+        summed = squares.to(kind)  # PyTorch keeps the sum in the values' type
         scale = torch.rsqrt((summed / total).double() + eps).to(kind)
         mean_of_all, variance_of_all = running
         unbiased = summed / (total - 1).clamp(min=1)
@@ -54,9 +54,9 @@ class _Normalize(torch.autograd.Function):
         variance_of_all.lerp_(unbiased, momentum)
         context.save_for_backward(values, weight, mean, scale, total)
         slope = scale * weight
-        # One rounding for product and sum, as a processor's fused operation has it.
+        # Product and sum are rounded once, as in a fused multiply-add.
         start = (bias.double() - mean.double() * slope.double()).to(kind)
-        # x · slope + start by PyTorch's own loop, which uses the fused operation.
+        # x · slope + start by PyTorch's own loop, which uses fused multiply-adds.
         zeros, ones = torch.zeros_like(mean), torch.ones_like(mean)
         return functional.batch_norm(values, zeros, ones, slope, start, False, 0.0, 0.0)
 
@@ -66,8 +66,8 @@ class _Normalize(torch.autograd.Function):
         given = gradients[0].contiguous()
         kind, double = values.dtype, torch.float64
         images, channels, height, width = values.shape
-        # PyTorch sums each channel of each image in the kind of the values, those of the images in
-        # float64. Taken as one image of many channels, its own loop gives the sums of each.
+        # PyTorch adds up each channel of an image in the values' type, and the images in float64.
+        # For one image with all these channels, its own loop returns the sum of each.
         shape = (1, images * channels, height, width)
         ones = values.new_ones(images * channels)
         _, products, sums = torch.ops.aten.native_batch_norm_backward(
@@ -81,8 +81,8 @@ class _Normalize(torch.autograd.Function):
         rest = given - _wide((summed / total).to(kind))
         rest = rest.addcmul_(values - _wide(mean), _wide(slope).expand_as(rest), value=-1)
         rest = rest.mul_(_wide(scale)).mul_(_wide(weight))
-        # Every process has the sums of all, of which DistributedDataParallel takes the mean after
-        # it took the sum: a part for each.
+        # Every process has the total. DistributedDataParallel adds up what the processes return,
+        # so each returns an equal part.
         world = dist.get_world_size()
         of_weight = (product * scale.double()).to(kind) / world
         return rest, of_weight, summed.to(kind) / world, None, None, None
@@ -92,14 +92,14 @@ class SynchronizedBatchNorm2d(nn.BatchNorm2d):
     """`torch.nn.BatchNorm2d` with the statistics of the global batch."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Normalize a part of the global batch, of the shape (n, channels, height, width)."""
+        """Normalize this process's part of the global batch: (n, channels, height, width)."""
         if not self.training:
             return super().forward(values)
         assert self.running_mean is not None and self.running_var is not None
         assert self.num_batches_tracked is not None and self.momentum is not None
         self.num_batches_tracked.add_(1)
         running = (self.running_mean, self.running_var)
-        # Statistics of values of 16 bits are computed in 32.
+        # Statistics of 16-bit values are computed in 32 bits.
         given = values.to(self.weight.dtype).contiguous()
         result: torch.Tensor = _Normalize.apply(
             given, self.weight, self.bias, running, self.momentum, self.eps

@@ -1,4 +1,4 @@
-"""A trained model as ONNX, compared with what PyTorch computes.
+"""Exports a trained model to ONNX, and compares its results with PyTorch's.
 
 Source: PyTorch, `torch.onnx.export`.
 """
@@ -22,7 +22,7 @@ def export(model: TrainedModel, folder: str) -> tuple[str, float]:
     """Write ``model.onnx`` into a folder; return its path and the largest difference found.
 
     Raises:
-        ImageModelError: a package is missing, or ONNX Runtime computes other numbers.
+        ImageModelError: a package is missing, or ONNX Runtime's results differ.
     """
     try:
         import onnxruntime
@@ -60,7 +60,7 @@ def export(model: TrainedModel, folder: str) -> tuple[str, float]:
     if not worst <= TOLERANCE:
         os.unlink(path)
         raise ImageModelError(
-            f"ONNX Runtime computes other numbers than PyTorch: they differ by up to {worst:g} of "
-            f"the largest, more than {TOLERANCE:g}; nothing was written"
+            f"the results of ONNX Runtime differ from PyTorch's by up to {worst:g} of the largest, "
+            f"more than {TOLERANCE:g}; nothing was written"
         )
     return path, worst

@@ -21,7 +21,7 @@ class Parameter:
         kind: int or float.
         lowest: The smallest value; None: any.
         default: Its value when none is given.
-        meaning: One line for people.
+        meaning: Its description, one line.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Parameter:
 
     @property
     def range_text(self) -> str:
-        """The range, for people."""
+        """The range in words."""
         number = "a whole number" if self.kind is int else "a number"
         if self.lowest is None:
             return number
@@ -45,10 +45,10 @@ class Parameter:
 
 
 # Azure ML's page names two defaults of the learning rate: 0.001 in its text, 0.1 in its table.
-# The text's is taken: with SGD it converges from random weights on every network here.
+# The text's value is used: with SGD, it converges from random weights on every network here.
 TABLE = (
     Parameter("epochs", int, 1, 5, "Passes over the training images."),
-    Parameter("batch_size", int, 1, 16, "Images of a batch in each process."),
+    Parameter("batch_size", int, 1, 16, "Images per batch in each process."),
     Parameter("warmup_epochs", int, 0, 0, "Epochs in which the learning rate rises to its value."),
     Parameter(
         "learning_rate",
@@ -58,7 +58,7 @@ TABLE = (
         "Learning rate of one process; multiplied by the number of processes.",
     ),
     Parameter("random_seed", int, None, 1, "Seed of weights, order and augmentation."),
-    Parameter("patience", int, 1, 3, "Stop after so many epochs without a lower validation loss."),
+    Parameter("patience", int, 1, 3, "Epochs without a lower validation loss after which to stop."),
     Parameter("print_frequency", int, 1, 10, "Batches between two lines of the log."),
 )
 BY_NAME: Mapping[str, Parameter] = {one.name: one for one in TABLE}
@@ -68,7 +68,7 @@ def checked(name: str, value: Any) -> Any:
     """Return a parameter's value with its type.
 
     Raises:
-        ParameterOutOfRangeError: it is not a number, or outside of the parameter's range.
+        ParameterOutOfRangeError: it is not a number, or outside the parameter's range.
     """
     parameter = BY_NAME[name]
     try:
@@ -81,7 +81,7 @@ def checked(name: str, value: Any) -> Any:
             f"{name} is {value!r}; it must be {parameter.range_text} ({parameter.option} "
             f"{parameter.default:g} is the default)"
         )
-    # Not by way of float, which has no room for all whole numbers.
+    # Not through float, which cannot represent all whole numbers.
     return int(str(value).partition(".")[0]) if parameter.kind is int else number
 
 
@@ -95,6 +95,6 @@ def values_of(arguments: Any) -> dict[str, Any]:
     """Return the checked values of all parameters.
 
     Raises:
-        ParameterOutOfRangeError: one is outside of its range.
+        ParameterOutOfRangeError: a value is outside its range.
     """
     return {one.name: checked(one.name, getattr(arguments, one.name)) for one in TABLE}

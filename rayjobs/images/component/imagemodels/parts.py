@@ -1,8 +1,8 @@
-"""Gradients of weights that are added up part by part, as several processes add up theirs.
+"""Adds up the gradients of weights part by part, as several processes add up theirs.
 
-A sum of float32 numbers depends on its order, and a training of a deep network makes a visible
-difference of the last bit within a few steps. Outputs and gradients of single images do not
-depend on the batch that they are in; sums over the batch are what is left (decision 41).
+A sum of float32 numbers depends on its order, and in the training of a deep network, a difference
+in the last bit becomes visible within a few steps. Outputs and gradients of single images do not
+depend on their batch; only the sums over the batch do (decision 41).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class ConvolutionInParts(nn.Conv2d):
-    """A convolution whose weights' gradients are sums of one sum for each part of the batch."""
+    """A convolution that adds up its weight gradients for each part of the batch, then in all."""
 
     parts: int
 
@@ -72,7 +72,7 @@ class ConvolutionInParts(nn.Conv2d):
 
 
 class LinearInParts(nn.Linear):
-    """A linear layer, likewise."""
+    """A linear layer that adds up its weight gradients in the same way."""
 
     parts: int
 
@@ -80,7 +80,7 @@ class LinearInParts(nn.Linear):
         """Return the outputs; their values do not depend on the parts."""
         if not self.training:
             return super().forward(values)
-        # The outputs are few, so that the copy costs nothing.
+        # There are few outputs, so the copy is cheap.
         parts = values.tensor_split(self.parts)
         return torch.cat([functional.linear(one, self.weight, self.bias) for one in parts])
 
@@ -88,7 +88,7 @@ class LinearInParts(nn.Linear):
 def in_parts(module: nn.Module, parts: int) -> nn.Module:
     """Make a module's layers add up their gradients in parts; return the module."""
     for child in module.modules():
-        # The same layer with the same weights and state: only its gradients are other sums.
+        # The layer keeps its weights and state; only the order of sums in its gradients changes.
         if type(child) is nn.Conv2d and child.padding_mode == "zeros":
             child.__class__ = ConvolutionInParts
             child.parts = parts

@@ -1,4 +1,4 @@
-"""The processes of a training: who this one is, and what they exchange."""
+"""The ranks of a training: which one this process is, and what they exchange."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .errors import ImageModelError
 
 
 class Ranks:
-    """This process among all of the job; outside of a distributed job it is the only one.
+    """This process among all of the job; outside a distributed job, it is the only one.
 
     Attributes:
         rank: Number of this process, from 0.
         world: Number of processes.
         local: Number of this process on its node.
         local_world: Processes of this node.
-        device: Where the network is.
+        device: The network's device.
     """
 
     def __init__(self, backend: str | None = None) -> None:
@@ -46,7 +46,7 @@ class Ranks:
             self.device = torch.device("cuda", self.local % gpus)
             torch.cuda.set_device(self.device)
         if self.world > 1:
-            # PyTorch's own wheels have no MPI: ranks that mpirun has started meet by gloo.
+            # PyTorch's own wheels have no MPI: ranks started by mpirun communicate over gloo.
             chosen = backend if backend in ("gloo", "nccl") else "gloo"
             dist.init_process_group(chosen)
             print(f"rank {self.rank} of {self.world}: {chosen}, {self.device}", flush=True)
@@ -81,7 +81,7 @@ class Ranks:
         return found
 
     def leave(self) -> None:
-        """Leave the group; with it the processes end cleanly."""
+        """Leave the process group, so that the processes end cleanly."""
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -19,8 +19,8 @@ class Schedule:
     Attributes:
         base: Learning rate of one process times the number of processes.
         epochs: Number of epochs.
-        warmup_epochs: Of them with a rising rate.
-        batches: Batches of an epoch.
+        warmup_epochs: Number of these epochs with a rising rate.
+        batches: Batches per epoch.
     """
 
     base: float
@@ -43,10 +43,10 @@ def batches_of_epoch(
     """Return the batches of one process in an epoch.
 
     The global batch has `batch_size` × `world` images, and each process takes every `world`-th of
-    them; so the processes of a job train on the same batches as one process with a batch that is as
-    large. A last batch with less than one image for each process, or of one image, is left out:
-    batch normalization has no variance of it. With `parts`, a batch has first the images that the
-    first of so many processes would have, then those of the second, and so on.
+    them, so that the processes of a job train on the same batches as one process with a batch of
+    that size. A last batch of one image, or with fewer images than processes, is left out, because
+    batch normalization cannot compute its variance. With `parts`, a batch lists first the images
+    that the first of `parts` processes would have, then those of the second, and so on.
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
     batches = [batch for batch in order.split(batch_size * world) if len(batch) >= max(2, world)]
@@ -55,7 +55,7 @@ def batches_of_epoch(
 
 
 def shares(count: int, *, batch_size: int, world: int, rank: int) -> list[list[int]]:
-    """Return the batches of one process when every image is to be seen once, in order."""
+    """Return the batches of one process for a single pass over all images, in order."""
     mine = range(rank, count, world)
     return [list(mine[first : first + batch_size]) for first in range(0, len(mine), batch_size)]
 

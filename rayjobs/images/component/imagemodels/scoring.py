@@ -1,4 +1,4 @@
-"""Scores of images as a table, written batch by batch, whatever its size."""
+"""Writes the scores of images as a table, batch by batch, so that it may have any size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .networks import TrainedModel
 from .normalizing import Normalizer
 
 COLUMNS_MOST = 1000
-"""Classes up to which each has a column of its own; more are one column of lists."""
+"""The most classes that get a column each; with more, there is one column of lists."""
 FORMATS = (".parquet", ".csv")
 
 
@@ -35,19 +35,19 @@ def score(
 
     Columns: ``image``, ``label`` (if the images have one), ``Scored Labels``, and the
     probabilities: ``Scored Probabilities_CLASS``, or with more than 1,000 classes one list
-    ``Scored Probabilities`` in the order of the model's classes. The table is there when it is
-    whole.
+    ``Scored Probabilities`` in the order of the model's classes. The table appears once it is
+    complete.
 
     Args:
         model: The model.
         images: The images, with or without labels.
         target: File to write: .parquet or .csv.
         batch_size: Images that are scored at once.
-        device: Where; None: on a GPU where there is one.
+        device: The device to use; None means a GPU if there is one.
         threads: Threads that decode; None: all CPUs.
 
     Raises:
-        ImageModelError: the file's suffix is neither, or a CSV would need lists.
+        ImageModelError: the file's suffix is unknown, or a CSV would need lists.
         InvalidDatasetError: an image cannot be read.
     """
     suffix = os.path.splitext(target)[1].lower()

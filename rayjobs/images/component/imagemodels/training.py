@@ -1,4 +1,4 @@
-"""Training: one loop for one process and for many, which resumes to the undisturbed curve."""
+"""The training loop, for one process or many; a resumed training has the same curve."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ SIGTERM_EXIT = 143
 
 @dataclass(frozen=True)
 class Settings:
-    """What a training does; the parameters are those of `parameters.TABLE`.
+    """The settings of a training; the parameters are those of `parameters.TABLE`.
 
     Attributes:
-        checkpoint_every: Batches between checkpoints inside an epoch; 0: one per epoch.
+        checkpoint_every: Batches between checkpoints within an epoch; 0 means one per epoch.
         cache: auto, none, encoded or decoded.
-        threads: Threads that decode in each process; None: measured.
+        threads: Threads that decode in each process; None means the node's CPUs divided by its
+            processes.
         precision: auto, fp32 or bf16.
-        compiles: Whether torch.compile is used; None: where a measurement on CUDA says so.
-        gradient_parts: Parts of a batch whose gradients are added up apart; with 2, the sums are
-            those of two processes, digit by digit.
+        compiles: Whether torch.compile is used; None means no.
+        gradient_parts: Parts of a batch whose gradients are added up separately; with 2, the sums
+            equal those of two processes to the last digit.
     """
 
     epochs: int = 5
@@ -68,11 +69,12 @@ class Settings:
 
 @dataclass
 class Progress:
-    """How far a training is; all of it is in its checkpoints.
+    """How far a training has come; checkpoints contain all of it.
 
     Attributes:
-        epoch: Epoch in work, from 0; `batch` likewise, of the epoch.
-        sums: Loss × images, correct in the first place, images; of the epoch so far.
+        epoch: The current epoch, from 0.
+        batch: Number of batches of this epoch that are done.
+        sums: Loss × images, correct top-1 predictions, and images of this epoch so far.
         losses: Validation loss of each epoch; `top1`, `top5` likewise.
         training_losses: Training loss of each epoch.
         best: Weights of the best epoch.
@@ -94,7 +96,7 @@ class Training:
     Args:
         module: The network with its first weights, of as many outputs as there are classes.
         training: Images to train on.
-        validation: Images that are judged after each epoch, of the same classes.
+        validation: Images of the same classes, to evaluate after each epoch.
         how: Preprocessing.
         settings: Everything else.
         ranks: The processes.
@@ -168,13 +170,13 @@ class Training:
         Raises:
             DivergedError: the loss is not a finite number.
             InvalidDatasetError: an image cannot be used.
-            SystemExit: SIGTERM came; a checkpoint was saved, and the exit code is 143.
+            SystemExit: SIGTERM arrived; a checkpoint was saved, and the exit code is 143.
         """
         settings, progress = self.settings, self._resumed()
         self._choose_speed()
         wrapped: nn.Module = self.module
         if self.ranks.world > 1:
-            # The order of the buckets is fixed, so that a resumed process adds up alike.
+            # Synchronized batch normalization keeps all buffers equal without a broadcast.
             with warnings.catch_warnings():
                 # torch 2.15 has another name for this option, and older ones have only this one.
                 warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
@@ -192,7 +194,7 @@ class Training:
                     )
                     break
                 self._train_epoch(wrapped, training, on_step)
-                self._judge(validation)
+                self._evaluate(validation)
                 self._save()
                 if on_step is not None:
                     on_step(progress.epoch, 0)
@@ -221,7 +223,7 @@ class Training:
         )
         wrapped.train()
         began, waited, seen = time.perf_counter(), loader.wait_s, 0
-        # Summed on the device: reading a value there would make the GPU wait for each batch.
+        # Summed on the device: reading a value from it after each batch would stall the GPU.
         sums = torch.zeros(3, dtype=torch.float64, device=ranks.device)
         if self._augments:
             feed = loader.validation(batches[first:])
@@ -237,7 +239,7 @@ class Training:
             with self._precision():
                 outputs = wrapped(self._training_inputs(pixels, batches[number]))
                 total = functional.cross_entropy(_widened(outputs), labels, reduction="sum")
-            # The mean over the global batch, whatever part of it is here: DDP takes the mean.
+            # The mean over the global batch: DDP averages the processes' gradients.
             loss = total * (ranks.world / self._sizes[number])
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -291,7 +293,7 @@ class Training:
         return contextlib.nullcontext()
 
     def _look(self, total: torch.Tensor, sums: torch.Tensor, rate: float, done: int) -> None:
-        """Raise DivergedError in every process if any has a loss that is not finite."""
+        """Raise DivergedError in every process if the loss of any is not finite."""
         bad = (~torch.isfinite(total.detach().double() + sums[0])).double().reshape(1)
         if self.ranks.sum(bad).item() == 0:
             return
@@ -328,7 +330,7 @@ class Training:
         self._log("batch_images_per_s", seen / spent, step)
 
     def _keep_sums(self, sums: torch.Tensor) -> torch.Tensor:
-        """Add the processes' sums to the progress; return new ones."""
+        """Add the processes' sums to the progress; return sums of zero."""
         total = self.ranks.sum(sums).tolist()
         own = self.progress.sums
         self.progress.sums = [old + new for old, new in zip(own, total, strict=True)]
@@ -336,7 +338,7 @@ class Training:
 
     # -- validation --------------------------------------------------------------------------
 
-    def _judge(self, loader: Loader) -> None:
+    def _evaluate(self, loader: Loader) -> None:
         progress = self.progress
         self.module.eval()
         sums = torch.zeros(4, dtype=torch.float64, device=self.ranks.device)
@@ -389,7 +391,7 @@ class Training:
         }
 
     def _facts(self) -> dict[str, Any]:
-        """Return what must be the same for a checkpoint to be continued."""
+        """Return the facts that must be equal for a training to resume from a checkpoint."""
         settings = self.settings
         return {
             "classes": list(self.classes),
@@ -454,8 +456,8 @@ class Training:
         self._say(
             f"{part}: {len(images)} images; {plan.threads} threads, cache {plan.cache} "
             f"({plan.reason}); read {plan.read_ms:.2f} ms, decode {plan.decode_ms:.2f} ms, "
-            f"crop and resize {plan.fit_ms:.2f} ms for an image; in a cache "
-            f"{plan.decoded_gib:.3f} GiB, as files {plan.encoded_gib:.3f} GiB"
+            f"crop and resize {plan.fit_ms:.2f} ms per image; {plan.decoded_gib:.3f} GiB in a "
+            f"cache, {plan.encoded_gib:.3f} GiB as files"
         )
         cache = open_cache(images, plan, part)
         if is_enlarged:
@@ -467,7 +469,7 @@ class Training:
         return loader
 
     def _choose_speed(self) -> None:
-        """Choose precision and torch.compile: as asked, else by measuring where CUDA is."""
+        """Choose the precision as requested, or the faster one on CUDA; compile only on request."""
         settings = self.settings
         is_cuda = self.ranks.device.type == "cuda"
         self.precision = "fp32" if settings.precision == "auto" else settings.precision
@@ -478,11 +480,11 @@ class Training:
             self._say(f"precision {self.precision}: seconds of a batch {times}")
 
     def _step_time(self, precision: str) -> float:
-        """Return seconds of a batch forward and backward on made-up images, on CUDA."""
+        """Return the seconds of a forward and backward pass of a batch of black images on CUDA."""
         self.precision = precision
         size = self.how.image_size
         pixels = torch.zeros((self.settings.batch_size, size, size, 3), dtype=torch.uint8)
-        self.module.eval()  # the statistics of batch normalization stay as they are
+        self.module.eval()  # keeps the statistics of batch normalization unchanged
         began = 0.0
         for number in range(6):
             if number == 2:
@@ -498,11 +500,11 @@ class Training:
         self._stop = True
 
     def _all_stop(self) -> bool:
-        asked = torch.tensor([float(self._stop)], device=self.ranks.device)
-        return bool(self.ranks.sum(asked).item() > 0)
+        stops = torch.tensor([float(self._stop)], device=self.ranks.device)
+        return bool(self.ranks.sum(stops).item() > 0)
 
     def _leave(self) -> None:
-        self._say("asked to end: the checkpoint is saved")
+        self._say("stopped on request: the checkpoint is saved")
         self.ranks.leave()
         raise SystemExit(SIGTERM_EXIT)
 
@@ -517,10 +519,10 @@ class Training:
 
 @contextlib.contextmanager
 def _on_sigterm(do: Callable[[], None]) -> Any:
-    """Call `do` at SIGTERM, while this is in force."""
+    """Call `do` on SIGTERM within the ``with`` block."""
     try:
         old = signal.signal(signal.SIGTERM, lambda *_: do())
-    except ValueError:  # not the main thread, which alone gets signals
+    except ValueError:  # not the main thread, which alone handles signals
         yield
         return
     try:
@@ -530,7 +532,7 @@ def _on_sigterm(do: Callable[[], None]) -> Any:
 
 
 def _widened(outputs: torch.Tensor) -> torch.Tensor:
-    """Return outputs in float32 where they are of fewer bits: a loss of bf16 has 3 digits."""
+    """Return outputs of fewer bits in float32: a bf16 loss has only 3 digits."""
     return outputs if outputs.dtype == torch.float64 else outputs.float()
 
 
@@ -544,7 +546,7 @@ def set_up_determinism(seed: int) -> None:
 
 
 def summary_of(progress: Progress) -> Mapping[str, Any]:
-    """Return the figures of a training for its model: of the best epoch, counted from 1."""
+    """Return the metrics of the best epoch (counted from 1), to store with the model."""
     best = best_epoch(progress.losses)
     figures = {
         "epoch": best + 1,
