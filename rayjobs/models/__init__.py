@@ -1,1 +1,1 @@
-"""Models: their files, names and lineage, and what a script asks of the registry."""
+"""Models: their files, names and lineage, the registry, and the requests of scripts."""

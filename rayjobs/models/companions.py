@@ -1,4 +1,4 @@
-"""Files that belong to a model's file and stand beside it: weights of an ONNX model.
+"""Companions: files that belong to a model's file and are next to it, as an ONNX model's weights.
 
 PyTorch's exporter writes them as ``NAME.onnx.data``; without them ``NAME.onnx`` cannot be loaded.
 """
@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 
 
 def name_of(file: str) -> str | None:
-    """Return the name that a file's companion has; None: it has none."""
+    """Return the name of a file's companion; None if files of its kind have none."""
     return f"{file}.data" if file.lower().endswith(".onnx") else None
 
 
 def main_of(names: Iterable[str]) -> str | None:
-    """Return the file that a model is, if it is one file and at most a companion beside it."""
+    """Return a model's main file if it has one file and at most its companion, else None."""
     found: Sequence[str] = sorted(names)
     if len(found) == 1:
         return found[0]

@@ -1,4 +1,4 @@
-"""What the caller of a registration says about a model."""
+"""Facts about a model that the caller of a registration gives."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rayjobs.injob.lazydataclass import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """Facts about a future version of a model, for people and programs.
+    """Facts about a future version of a model, for users and programs.
 
     Attributes:
         description: None keeps that of an existing version.
         tags: Added to those of an existing version.
         aliases: Moved from the versions that have them.
-        resources: The resources with which Azure ML would deploy it; only recorded.
+        resources: The resources with which Azure ML would deploy it; recorded but unused.
     """
 
     description: str | None = None
@@ -38,7 +38,7 @@ class RunChoice:
 
     Attributes:
         metric: A metric that must be finite; the lineage keeps it with its value.
-        value: Its value by which the run was chosen; None means its last one.
+        value: The value for which the run was chosen; None means the last one.
         configuration: Parameters that the run was given, for the lineage.
         sweep: Id of the sweep that chose the run; the model then belongs to the run's user.
     """

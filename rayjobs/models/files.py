@@ -1,4 +1,4 @@
-"""Which of a run's files a model is made of: found by path, checked to the byte, or refused."""
+"""Chooses the files of a run that make up a model: found by path, and checked byte by byte."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ChosenFiles:
-    """The files of a model to be.
+    """The files of a future model version.
 
     Attributes:
         path: The run's file or folder, by its full name.
-        sources: Rows of the run, as they were checked.
-        files: The same by the names that they have in the model.
-        digest: Of names and digests.
-        left_out: Names below the folder that no completed attempt stands behind.
+        sources: The run's stored files that were chosen and checked.
+        files: The same files, under their names in the model.
+        digest: Digest of the files' names and digests.
+        left_out: Names of files in the folder that may be incomplete, so they are not chosen.
     """
 
     path: str
@@ -42,16 +42,16 @@ class ChosenFiles:
 def choose(store: Store, blobs: BlobStore, job: Job, path: str) -> ChosenFiles:
     """Return a completed run's file, or all files of its folder, with every byte checked.
 
-    With a file comes its companion, see `rayjobs.models.companions`.
+    A file is returned with its companion, see `rayjobs.models.companions`.
 
-    What an earlier attempt left counts only as part of a whole checkpoint: it may have been
-    killed while it wrote. Named itself such a file is refused, in a folder it is left out.
-    Checkpoints are there to go on from, so a folder above them means its other files; where it
-    has no others, its newest whole checkpoint. Name a checkpoint to register that one.
+    A file of an earlier attempt counts only as part of a whole checkpoint, because the attempt may
+    have been killed while it wrote. Such a file is refused if `path` names it, and left out of a
+    folder. Checkpoints serve to resume, so a folder that contains them means its other files or, if
+    there are no others, its newest whole checkpoint. To register a certain checkpoint, name it.
 
     Raises:
         NotFoundError: the run has no such file or folder.
-        UsageError: what it has is not whole.
+        UsageError: the file is incomplete or damaged.
     """
     stored = store.files(job.id)
     name = _full_name(stored, path)
@@ -62,8 +62,12 @@ def choose(store: Store, blobs: BlobStore, job: Job, path: str) -> ChosenFiles:
         )
     found = list(checkpoints.whole(store, blobs, job.id))
     whole = {one.name for checkpoint in found for one in checkpoint.files.values()}
-    beside = companions.name_of(name)
-    below = [one for one in stored if one.name in (name, beside) or one.name.startswith(name + "/")]
+    companion = companions.name_of(name)
+    below = [
+        one
+        for one in stored
+        if one.name in (name, companion) or one.name.startswith(name + "/")
+    ]
     if not _is_of_checkpoint(name + "/"):
         below = _without_checkpoints(below, found)
     sound = [one for one in below if _is_sound(one, job, whole)]
@@ -102,7 +106,7 @@ def digest_of(files: Sequence[ModelFile]) -> str:
 
 
 def _full_name(stored: Sequence[StoredFile], path: str) -> str | None:
-    """Return the name that a path means, with or without ``./`` and ``outputs/`` before it."""
+    """Return the full name for a path, which may begin with ``./`` and omit ``outputs/``."""
     clean = path.removeprefix("./").strip("/")
     for name in (clean, f"outputs/{clean}"):
         if name and any(one.name == name or one.name.startswith(name + "/") for one in stored):
@@ -117,7 +121,7 @@ def _is_of_checkpoint(name: str) -> bool:
 def _without_checkpoints(
     below: list[StoredFile], found: Sequence[checkpoints.StoredCheckpoint]
 ) -> list[StoredFile]:
-    """Return a folder's files without its checkpoints; where they are all, the newest whole one."""
+    """Return a folder's files without checkpoints; without others, the newest whole checkpoint."""
     others = [one for one in below if not _is_of_checkpoint(one.name)]
     if others:
         return others
@@ -126,7 +130,7 @@ def _without_checkpoints(
         files = sorted(checkpoint.files.values(), key=lambda one: one.name)
         if all(one.name in names for one in files):
             return files
-    return below  # none of them is whole: refused as such
+    return below  # no checkpoint is whole: the caller refuses them
 
 
 def _is_sound(one: StoredFile, job: Job, whole: set[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Where a model comes from, as plain data: the run with all that made it what it is."""
+"""The lineage of a model as plain data: its run, and all that determined its result."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def find_run(store: Store, text: str) -> Job:
 
 
 def refuse_without(job: Job, *, at_its_end: bool = False) -> None:
-    """Refuse a run that nothing can be registered from.
+    """Refuse a run from which no model can be registered.
 
     Args:
-        at_its_end: All of it is stored, and only its end as Completed is still to be written.
+        at_its_end: The run is about to end: its files are stored, and it becomes Completed next.
 
     Raises:
-        UsageError: it has not completed, or it is not known what code it ran.
+        UsageError: it has not completed, or its code is unknown.
     """
     if job.kind == "sweep":
         raise UsageError(
@@ -82,13 +82,13 @@ def refuse_without(job: Job, *, at_its_end: bool = False) -> None:
         )
     if job.snapshot is None:
         instead = (
-            "start it by Experiment.start_logging(snapshot_directory=...), or register a "
-            "downloaded copy of the file by Model.register"
+            "start it with Experiment.start_logging(snapshot_directory=...), or register a "
+            "downloaded copy of the file with Model.register"
             if job.kind == INTERACTIVE
             else "submit it with its source directory (--source)"
         )
         raise UsageError(
-            f"run {job.id} has no snapshot of its code, so a model of it would be without "
+            f"run {job.id} has no snapshot of its code, so a model of it would have no "
             f"lineage; {instead}",
             run=job.id,
         )
@@ -101,10 +101,10 @@ def primary_metric(
     name: str,
     value: float | None = None,
 ) -> float:
-    """Return the value of a run's metric that a model is chosen by: `value`, else the last one.
+    """Return the value of the metric by which a model is chosen: `value`, else the last one.
 
     Raises:
-        UsageError: the run has not logged it, or it is not finite, or did not end finite.
+        UsageError: the run has not logged the value, or it or the last value is not finite.
     """
     logged = metrics.series(points).get(name)
     if logged is None or not logged.values:
@@ -115,10 +115,10 @@ def primary_metric(
         raise UsageError(f"{name} of run {run} is {chosen}: only a finite value makes a model")
     if not math.isfinite(logged.last):
         raise UsageError(
-            f"the last {name} of run {run} is {logged.last}: it diverged after its best, "
-            f"so its files are no model"
+            f"the last {name} of run {run} is {logged.last}: it diverged after its best "
+            f"value, so its files cannot become a model"
         )
-    # A sweep may have judged by a point that a retry's points hide by now.
+    # A sweep may have chosen by a point that the points of a retry have since replaced.
     ever = metrics.series(store.metrics(run, name=name, all_attempts=True))[name]
     if chosen not in ever.values:
         raise UsageError(
@@ -134,9 +134,9 @@ def primary_of(
     name: str | None,
     value: float | None = None,
 ) -> dict[str, Any] | None:
-    """Return the metric that a model is chosen by, with its value; None where there is none.
+    """Return the metric by which a model is chosen, with its value; None if there is none.
 
-    A trial of a sweep is always held to the sweep's own metric too, however it is registered.
+    For a trial, the sweep's own metric is always checked too, however the trial is registered.
 
     Args:
         name: The metric that was named; None takes the sweep's, if the run logged it.
@@ -158,7 +158,7 @@ def _metric_of_sweep(store: Store, job: Job) -> str | None:
     if job.parent is None:
         return None
     try:
-        # What else a sweep's definition says is known to the package that defines sweeps alone.
+        # The rest of a sweep's definition is known only to `rayjobs.tuning`, a higher layer.
         metric = store.sweep(job.parent).spec.get("metric")
     except NotFoundError:
         return None  # pruned, or a parent of another kind
@@ -213,7 +213,7 @@ def lineage_of(
 
 
 def _ran_with(store: Store, job: Job) -> dict[str, Any]:
-    """Return what the run's last attempt ran with, of its first node that says so."""
+    """Return the facts about the last attempt's environment, of the first node that has any."""
     for attempt in reversed(store.attempts(job.id)):
         for host in attempt.hosts:
             facts = {} if host.facts is None else host.facts.known()
@@ -223,17 +223,17 @@ def _ran_with(store: Store, job: Job) -> dict[str, Any]:
 
 
 def data_of(store: Store, job: Job) -> list[dict[str, Any]]:
-    """Return what a completed run read: its inputs, each with the version that it was given.
+    """Return what a completed run read: its inputs, each with the version that it got.
 
     Raises:
-        UsageError: it is not known what an input's version was.
+        UsageError: the version of an input is unknown.
     """
     found = pins.inputs_read(store, job)
     for one in found:
         if one.get("attempt") != job.attempt:
             raise UsageError(
                 f"it is not known which version of its input {one['name']!r} run {job.id} read, "
-                f"so a model of it would be without lineage",
+                f"so a model of it would have no lineage",
                 run=job.id,
             )
     return [{key: one[key] for key in DATA_KEYS if one.get(key)} for one in found]

@@ -1,4 +1,4 @@
-"""A model of PyTorch as ONNX: exported, checked, and compared with what PyTorch computes.
+"""Exports a PyTorch model to ONNX, checks the result, and compares it with PyTorch's.
 
 Source: PyTorch, `torch.onnx.export`; ONNX, `onnx.checker`; ONNX Runtime.
 """
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".pt2", ".pt", ".pth", ".bin", ".ckpt")
 TOLERANCE = 1e-3
-"""How far ONNX Runtime's numbers may be from PyTorch's, relative to the largest of them."""
+"""How far ONNX Runtime's results may be from PyTorch's, relative to the largest of them."""
 _STATE_KEYS = ("state_dict", "model_state_dict", "model")
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The result of an export.
 
     Attributes:
         path: The ONNX file.
         opset: Version of the ONNX operators.
         inputs: Names of the inputs; `outputs` likewise.
-        difference: The largest difference to PyTorch's numbers; None: ONNX Runtime is not
-            installed, so they were not compared.
+        difference: The largest difference from PyTorch's results; None if ONNX Runtime is not
+            installed, so that they were not compared.
     """
 
     path: Path
@@ -58,24 +58,24 @@ def export(
     fixed_batch: bool = False,
     on_stage: Callable[[str], None] = lambda _text: None,
 ) -> Exported:
-    """Write a model's file as ONNX.
+    """Export a model's file to ONNX.
 
     Args:
         source: A file, or a folder with one such file: an exported program (`.pt2`), TorchScript,
             or weights (a state dict).
-        target: The ONNX file; what is there is replaced once the new one is whole and checked.
-        shapes: Of each input, for numbers of float32; the first dimension is the batch.
-        code: For weights, what makes the module: `FILE.py:NAME`, a class or a function that takes
-            no arguments. Of the file only imports, classes, functions and constants are run.
-        allow_pickle: Load a module that was saved whole, which runs code of the file.
-        opset: Version of the ONNX operators; None takes PyTorch's default.
-        fixed_batch: Keep the batch's size, instead of leaving it open.
-        on_stage: Called with what begins, since a large model takes minutes.
+        target: The ONNX file; an existing file is replaced once the new one is written and checked.
+        shapes: Shape of each input (float32); the first dimension is the batch.
+        code: For weights, `FILE.py:NAME`: a class or function without parameters that creates the
+            module. Only the file's imports, classes, functions and constants are executed.
+        allow_pickle: Load a module that was saved whole, which runs code from the file.
+        opset: Version of the ONNX operators; None means PyTorch's default.
+        fixed_batch: Fix the batch size instead of leaving it open.
+        on_stage: Called with each stage as it begins; a large model takes minutes.
 
     Raises:
         NotFoundError: there is no such file.
         UsageError: the file is not a model that can be exported, a package is missing, or the
-            result does not compute what PyTorch does.
+            results differ from PyTorch's.
     """
     on_stage("loading PyTorch and ONNX")
     torch = _needed("torch")
@@ -117,7 +117,7 @@ def _file_of(source: Path) -> Path:
     if len(found) != 1:
         named = ", ".join(path.name for path in found[:5]) or "none"
         raise UsageError(
-            f"the model has {len(found)} files of PyTorch ({named}); name one of them by --file"
+            f"the model has {len(found)} PyTorch files ({named}); choose one with --file"
         )
     return found[0]
 
@@ -133,8 +133,9 @@ def _load(path: Path, torch: Any, code: str | None, *, allow_pickle: bool) -> An
     except pickle.UnpicklingError as error:
         if not allow_pickle:
             raise UsageError(
-                f"{path.name} is not weights alone: to load it runs code of the file. If you trust "
-                f"it, add --allow-pickle; better, save model.state_dict() and give --code"
+                f"{path.name} contains more than weights, so loading it runs code from the file. "
+                f"If you trust it, add --allow-pickle; better, save model.state_dict() and give "
+                f"--code"
             ) from error
         if code is not None:
             _module_of(code.rpartition(":")[0])  # its classes must be known
@@ -145,15 +146,15 @@ def _load(path: Path, torch: Any, code: str | None, *, allow_pickle: bool) -> An
         raise UsageError(f"{path.name} holds a {type(loaded).__name__}, which is not a model")
     if code is None:
         raise UsageError(
-            f"{path.name} holds weights alone; say what they are of: --code train.py:Net, a class "
-            f"or function that makes the module"
+            f"{path.name} contains only weights; name the class or function that creates their "
+            f"module, such as --code train.py:Net"
         )
     module = _made(code)
     for key in _STATE_KEYS:
         if isinstance(loaded.get(key), dict):
             loaded = loaded[key]
             break
-    # DistributedDataParallel puts its own name before each.
+    # DistributedDataParallel adds a prefix to each name.
     weights = {str(name).removeprefix("module."): value for name, value in loaded.items()}
     try:
         module.load_state_dict(weights)
@@ -182,7 +183,7 @@ def _made(code: str) -> Any:
 
 
 def _module_of(file: str) -> Any:
-    """Return the definitions of a file as a module; nothing else of the file is run."""
+    """Return the definitions of a file as a module; nothing else in the file is executed."""
     path = Path(file).absolute()
     if not path.is_file():
         raise NotFoundError(f"there is no {path}")
@@ -199,7 +200,7 @@ def _module_of(file: str) -> Any:
         try:
             exec(compile(one, str(path), "exec"), module.__dict__)  # noqa: S102 - the user named it
         except NameError:
-            continue  # made of what only a run makes; what needs it is reported by name
+            continue  # needs what only a run defines; whatever uses it is reported by name
         except ImportError as error:
             raise UsageError(f"{file} cannot be used: {error}") from error
     return module
@@ -214,7 +215,7 @@ def _defines(statement: ast.stmt) -> bool:
         return statement.value is not None and not any(
             isinstance(one, calls) for one in ast.walk(statement.value)
         )
-    if isinstance(statement, ast.Try):  # the usual way to import what may be missing
+    if isinstance(statement, ast.Try):  # the usual way to import an optional package
         return all(isinstance(one, ast.Import | ast.ImportFrom) for one in statement.body)
     return False
 
@@ -273,7 +274,7 @@ def _checked(
         return opset, names, outputs, None
     session = onnxruntime.InferenceSession(str(draft), providers=["CPUExecutionProvider"])
     tried = [inputs]
-    if not fixed_batch:  # another batch than the one that was traced
+    if not fixed_batch:  # a batch of another size than the traced one
         tried.append(tuple(torch.cat([one, one * 0.5]) for one in inputs))
     worst = 0.0
     for given in tried:
@@ -287,7 +288,7 @@ def _checked(
             worst = max(worst, difference)
             if not difference <= TOLERANCE * largest:
                 raise UsageError(
-                    f"ONNX Runtime computes other numbers than PyTorch: they differ by up to "
-                    f"{difference:g}; nothing was written"
+                    f"the results of ONNX Runtime differ from PyTorch's by up to {difference:g}; "
+                    f"nothing was written"
                 )
     return opset, names, outputs, worst

@@ -32,18 +32,18 @@ def register(
 ) -> ModelVersion:
     """Register a completed run's file or folder as the next version of a model.
 
-    Done again with the same files of the same run, it gives the same version; tags are added and
-    aliases moved. Nothing is copied: the model has the run's stored bytes.
+    A repeated registration of the same files of the same run returns the same version, with the
+    tags added and the aliases moved. Nothing is copied: the model refers to the run's stored files.
 
     Args:
-        run: Whatever names the run.
-        path: The run's file or folder; None takes the model's name.
+        run: The run's id, a unique prefix of it, or its name.
+        path: The run's file or folder; None means the model's name.
         choice: The metric by which the run was chosen, for the lineage.
 
     Raises:
         NotFoundError: there is no such run or file.
-        UsageError: a sentence that says why this cannot be a model: the run has not completed, the
-            metric is not finite, a file is torn, or the lineage is not known.
+        UsageError: the run has not completed, the metric is not finite, a file is incomplete, or
+            the lineage is unknown.
     """
     check_name(name)
     for alias in facts.aliases:
@@ -91,10 +91,10 @@ def register_path(
     facts: ModelFacts = NO_FACTS,
     **options: Any,
 ) -> ModelVersion:
-    """Register a file or folder of this machine as the next version of a model.
+    """Register a file or folder on this machine as the next version of a model.
 
     Args:
-        options: As `rayjobs.models.uploaded.put` takes them.
+        options: Further arguments of `rayjobs.models.uploaded.put`.
 
     Raises:
         NotFoundError: there is nothing at `path`.
@@ -128,11 +128,11 @@ def download(
 ) -> Path:
     """Write a version's file, or its folder, below `target_dir`; return the path.
 
-    Each is checked against its digest before any of them appears. With `exist_ok` the model's
-    own files replace those of the same name; other files of the folder stay.
+    All files are checked against their digests before any of them appears. With `exist_ok`, the
+    model's files replace files of the same name; other files in the folder stay.
 
     Raises:
-        UsageError: it is there already, and `exist_ok` is off.
+        UsageError: it already exists, and `exist_ok` is off.
         StoreError: a stored file is damaged; nothing was written.
     """
     target = Path(target_dir) / PurePosixPath(model.path).name

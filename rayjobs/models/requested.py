@@ -1,7 +1,7 @@
-"""The models that an attempt's script asked for: read on its node, made ready at its end.
+"""The models that an attempt's script requested: read on its node, and prepared at its end.
 
-Nothing of this is kept between the two: the requests stay in the attempt's folder until the end
-of its job is written, and the models are written with that end, in one transaction.
+Nothing is stored between the two steps: the requests stay in the attempt's folder until the end of
+its job is written, and the models are written with that end, in one transaction.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _DAMAGED = "its request is damaged"
 
 
 def read(root: Path, node: int, left_out: list[LeftOut] | None = None) -> list[RequestedModel]:
-    """Return what the ranks of a node asked for, in order.
+    """Return the models that the ranks of a node requested, in order.
 
-    What one rank asks for twice (the same name and path) is one request with the later texts.
-    The path is the run's name of the file: another node's files stand below ``node-<k>/``.
+    Two requests of a rank for the same name and path become one, in which the later values count.
+    The `file` of a request is its name in the run: files of a second node are in ``node-<k>/``.
 
     Args:
         left_out: Gets an entry for each file that is not read.
@@ -46,7 +46,7 @@ def read(root: Path, node: int, left_out: list[LeftOut] | None = None) -> list[R
     found: list[RequestedModel] = []
     left_out = [] if left_out is None else left_out
     paths = AttemptPaths(Path(root))
-    # By the files, not by the plan: a script may start ranks of its own (torchrun in a job).
+    # The files are listed, not the planned ranks: a script may start its own ranks with torchrun.
     for rank in _ranks(paths.model_requests(0).parent):
         merged: dict[tuple[str, str], RequestedModel] = {}
         try:
@@ -73,7 +73,7 @@ def _ranks(folder: Path) -> list[int]:
 
 
 def _checked(record: Mapping[str, object]) -> RequestedModel:
-    """Return a request with nothing but what is known; a script may write the file by hand."""
+    """Return a request with only known fields; a script may have written the file itself."""
     try:
         one = ModelRecord.from_json(record)
         name, path = name_of(one.name), clean_name(one.path)
@@ -105,7 +105,7 @@ def _merged(old: RequestedModel, new: RequestedModel) -> RequestedModel:
 
 
 def fold(requests: Iterable[RequestedModel]) -> list[RequestedModel]:
-    """Return the requests of all nodes by rank; of the same name and path the lowest rank's."""
+    """Return the requests of all nodes by rank; for one name and path, that of the lowest rank."""
     kept: dict[tuple[str, str], RequestedModel] = {}
     for one in sorted(requests, key=lambda one: one.rank):
         kept.setdefault((one.name, one.path), one)
@@ -115,20 +115,20 @@ def fold(requests: Iterable[RequestedModel]) -> list[RequestedModel]:
 def prepare(
     store: Store, blobs: BlobStore, run: str, requests: Iterable[RequestedModel]
 ) -> list[ModelDraft | ModelRefusal]:
-    """Return what `Store.finish` is to register for a run that is about to complete.
+    """Return the models for `Store.finish` to register with a run that is about to complete.
 
-    Whatever cannot become a model is refused with its reason: the run's other models, and its
-    end, do not depend on it.
+    A request that cannot become a model is refused with the reason; the run's other models, and
+    its end, do not depend on it.
 
     Raises:
-        StoreBusyError, StoreFullError: the store cannot be asked now; try again.
+        StoreBusyError, StoreFullError: the store cannot be read now; try again.
     """
     job = store.job(run)
     ready: list[ModelDraft | ModelRefusal] = []
     for number, one in enumerate(requests):
         why = one.why
         if not why and number >= MOST_MODELS:
-            why = f"a run may register {MOST_MODELS} models by itself, and this is one more"
+            why = f"a script may register at most {MOST_MODELS} models, and this is one more"
         if not why:
             try:
                 ready.append(_draft(store, blobs, job, one))

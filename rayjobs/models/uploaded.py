@@ -1,7 +1,6 @@
 """Models registered from local files, with the user and the path that they came from.
 
-No run stands behind such a model. Its lineage says so, and names the user, the machine, the path
-and the digests instead.
+Such a model has no run. Its lineage names the user, the machine, the path and the digests instead.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from rayjobs.workspace.blobs import Blob
 from rayjobs.workspace.folder import OpenWorkspace
 
 UPLOADED = "uploaded"
-"""The key of a lineage without a run: ``{"by", "from", "host", "at"}``."""
+"""The key in a lineage without a run: ``{"by", "from", "host", "at"}``."""
 
 DERIVED = "derived_from"
-"""The key of the model of which one is another form: ``{"model", "digest"}``."""
+"""The key for the model from which one was converted: ``{"model", "digest"}``."""
 
 
 def put(
@@ -44,7 +43,7 @@ def put(
     facts: ModelFacts = NO_FACTS,
     derived_from: ModelVersion | None = None,
 ) -> ModelVersion:
-    """Store a file or folder of this machine, and register it as the next version of a model.
+    """Store a file or folder on this machine, and register it as the next version of a model.
 
     The bytes are copied into the workspace. The same files under the same name are one version:
     registering them again returns it, with the new tags added and the aliases moved.
@@ -116,12 +115,12 @@ def _files_of(source: Path, child_paths: Sequence[str] | None) -> dict[str, Path
     if source.is_file():
         if child_paths:
             raise UsageError(f"{source} is a file; child_paths can only choose files in a folder")
-        beside = companions.name_of(source.name)
-        files = [source] if beside is None else [source, source.with_name(beside)]
+        companion = companions.name_of(source.name)
+        files = [source] if companion is None else [source, source.with_name(companion)]
         return {one.name: one for one in files if one.is_file()}
     if not source.is_dir():
         raise NotFoundError(
-            f"there is no file or folder {source}. Give a path of this machine, or `run=` with a "
+            f"there is no file or folder {source}. Give a path on this machine, or `run=` with a "
             f"path of that run's files"
         )
     left_out: list[str] = []

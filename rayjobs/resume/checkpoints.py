@@ -2,7 +2,7 @@
 
 `rayjobs.checkpoint.save` writes ``outputs/checkpoints/step-…/`` with a manifest of sizes and
 hashes. Its files are published one by one, each with its attempt's number. A checkpoint counts
-only when the manifest and every file that it names are there with these hashes, so incomplete ones
+only when the manifest and every file that it names are stored with these hashes, so incomplete ones
 are skipped.
 """
 
@@ -40,7 +40,7 @@ class StoredCheckpoint:
         step: The step it was saved at.
         attempt: The attempt that published it.
         folder: Its name among the job's files, ``outputs/checkpoints/step-000000000007``.
-        files: Its rows by the name below the folder, including the manifest.
+        files: Its stored files by their names below the folder, including the manifest.
         metadata: The metadata passed to `save`.
     """
 
@@ -58,7 +58,7 @@ class StoredCheckpoint:
 
 
 def newest(store: Store, blobs: BlobStore, job_id: str) -> StoredCheckpoint | None:
-    """Return the whole checkpoint of a job with the highest step, of any attempt; None without.
+    """Return the whole checkpoint with the highest step, of any attempt of a job, or None.
 
     Raises:
         NotFoundError: there is no such job.
@@ -187,7 +187,7 @@ class Lost:
 
     Attributes:
         last_step: The highest step of any metric; None if no metric has steps.
-        checkpoint_step: Of the newest whole checkpoint; None if there is none.
+        checkpoint_step: The step of the newest whole checkpoint; None if there is none.
     """
 
     last_step: int | None
@@ -204,8 +204,8 @@ class Lost:
     def sentence(self) -> str:
         """Text for a job's history, after a semicolon."""
         if self.checkpoint_step is None:
-            come = "" if self.last_step is None else f" (it had reached step {self.last_step})"
-            return f"it has saved no checkpoint and starts from the beginning{come}"
+            reached = "" if self.last_step is None else f" (it had reached step {self.last_step})"
+            return f"it has saved no checkpoint and starts from the beginning{reached}"
         at = f"it continues from its checkpoint of step {self.checkpoint_step}"
         if self.steps is None:
             return at

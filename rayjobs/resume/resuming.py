@@ -59,7 +59,7 @@ class Brought:
 
 
 def with_arguments(arguments: tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    """Return a script's arguments with ``--resume-from DIR``, unless it is there already."""
+    """Return a script's arguments with ``--resume-from DIR``, unless they already have it."""
     given = tuple(arguments)
     if any(one == ARGUMENTS[0] or one.startswith(ARGUMENTS[0] + "=") for one in given):
         return given
@@ -169,7 +169,7 @@ def no_checkpoint(store: Store, run: str) -> str:
     torn = any("outputs/checkpoints/" in one.name for one in store.files(run))
     what = "only checkpoints that were cut short" if torn else "no checkpoint"
     return (
-        f"run {run} has {what}: a script saves them by rayjobs.checkpoint.save(). To continue "
+        f"run {run} has {what}: a script saves them with rayjobs.checkpoint.save(). To continue "
         f"from other files, download them and give their path."
     )
 
@@ -198,7 +198,8 @@ def _checkpoint_in(folder: Path) -> Path:
             raise _Refused(
                 f"the checkpoint {str(folder)!r} is incomplete: a file is missing, or differs from "
                 f"its {injob_checkpoint.MANIFEST}.",
-                "Give an earlier one, or the folder of all: its newest complete one is used.",
+                "Give an earlier one, or the folder of all checkpoints to use the newest complete "
+                "one.",
             )
         return folder
     if not has_steps:
@@ -222,7 +223,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def pack_path(blobs: BlobStore, path: Path, *, stores: bool = True) -> str:
-    """Store a file or folder by its content; return the ``packed:…`` that stands for it.
+    """Store a file or folder by its content; return the ``packed:…`` reference to it.
 
     A checkpoint, or a folder of them, is checked first, and only the newest whole one is stored.
 
@@ -252,7 +253,7 @@ def pack_path(blobs: BlobStore, path: Path, *, stores: bool = True) -> str:
 
 
 def _blob_of(file: Path) -> Blob:
-    """Return the blob that storing a file would give."""
+    """Return the blob that storing a file would create."""
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         return Blob(blob_key(f"sha256:{digest}"), stream.tell(), f"sha256:{digest}")
@@ -288,7 +289,7 @@ def _check_datastore(workspace: OpenWorkspace, text: str) -> None:
 
 
 def _pack_datastore(workspace: OpenWorkspace, text: str, *, stores: bool) -> str:
-    """Fetch a path of a datastore and store it by content, so that all attempts get the same."""
+    """Store a datastore's path in the workspace by content: all attempts get the same files."""
     from rayjobs.datastore import DatastoreError
 
     store, path = _datastore(workspace, text)
@@ -312,8 +313,8 @@ def bring(
     """Write what an attempt resumes from to `folder`; None if it starts from the beginning.
 
     Args:
-        own: The job's own id on a retry: its newest checkpoint counts.
-        path: What the spec names.
+        own: The job's own id on a retry: its newest checkpoint takes precedence.
+        path: The `resume_from` of the spec.
 
     Raises:
         PrepareError: class ``data``: the files that the spec names do not exist; class
