@@ -76,7 +76,7 @@ class Found:
     left_out: list[LeftOut] = field(default_factory=list)
 
     def leave_out(self, name: str, why: str) -> None:
-        """Note that a file or folder is not stored."""
+        """Record that a file or folder is not stored."""
         self.left_out.append(LeftOut(f"{name}: {why}", name))
 
 
@@ -90,7 +90,7 @@ def scan_files(on: AttemptOnNode) -> Found:
     prefix = f"node-{node}/" if node else ""
     found = Found()
     names: dict[str, Path] = {}
-    # In the attempt's own folder the script may have replaced work and outputs by links.
+    # The script may have replaced work and outputs in the attempt's folder with links.
     real_root = Path(os.path.realpath(paths.root))
     inside = real_root / paths.work.name
     for folder in ("outputs", "logs"):
@@ -199,7 +199,7 @@ def _walk(folder: Path, name: str, inside: Path, found: Found) -> Iterator[tuple
             elif kind == "file":
                 count += 1
                 if count > MOST_FILES:
-                    found.leave_out(name, f"more than {MOST_FILES} files; the rest is left")
+                    found.leave_out(name, f"more than {MOST_FILES} files; the rest is left out")
                     return
                 yield shown, path
             elif kind:
@@ -267,9 +267,9 @@ class Publisher:
         self.root = Path(on.root)
         self._watch = watch
         self.refused = False
-        # Of the last `finish`: why it did not store everything, if a server is unavailable, and
-        # whether this process could not open more files.
+        # Why the last `finish` did not store everything, if a server is unavailable.
         self.outage = ""
+        # Whether the last `finish` could not open more files.
         self.is_out_of_files = False
         self.left_out: list[LeftOut] = []
         self._blobs = blobs
@@ -277,7 +277,7 @@ class Publisher:
         self._drop = drop
         self._clock = clock or SystemClock()
         self._seen: dict[str, _Seen] = {}
-        # A `step` that still runs on its thread must not meet `finish`.
+        # A `step` that still runs on its thread must not overlap with `finish`.
         self._lock = threading.Lock()
 
     def step(self) -> int:
@@ -540,7 +540,7 @@ def _sentence(error: Exception) -> str:
 
 @dataclass
 class Batch:
-    """Records of one rank that were not delivered yet."""
+    """Records of one rank that have not been delivered yet."""
 
     rank: int
     next_offset: int
@@ -639,7 +639,7 @@ class MetricFollower:
 
 
 def deliver(store: Store, job_id: str, batch: Batch, *, attempt: int) -> None:
-    """Write a batch to the store. Repeating it changes only notes.
+    """Write a batch to the store. A repeated call only adds its notes again.
 
     Raises:
         StoreError: the store cannot be written now; retry the same batch.

@@ -41,7 +41,8 @@ def open_log(path: Path) -> BinaryIO:
 
     Raises:
         FileNotFoundError: there is none.
-        UnusableFileError: it, its folder or that one's parent is a link; or it is not a file.
+        UnusableFileError: the log, its folder or the folder's parent is a link, or the log is not
+            a file.
         OSError: it cannot be read.
     """
     return recordfiles.open_file(*_below(path))

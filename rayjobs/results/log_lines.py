@@ -15,7 +15,7 @@ from rayjobs.results.merged_logs import Timed, merged_lines, rank_set, split
 
 POLL_S = 0.05
 FRESH_S = 0.2  # maximum age of the cached record of a followed job
-# What several ranks print within this time is shown as one line, where it is equal.
+# Equal lines that several ranks print within this time are shown once.
 TOGETHER_S = 0.2
 # After this time, a line without an end (a progress bar) is shown unchanged.
 PARTIAL_S = 2.0
@@ -48,7 +48,7 @@ class Source:
 
     Attributes:
         label: The job; empty when it is the only one.
-        ranks: Its processes to show.
+        ranks: Its ranks to show.
         names_ranks: Whether lines say which ranks printed them.
     """
 
@@ -226,7 +226,7 @@ def follow_lines(
     """Yield the output of ranks in order of arrival, until their jobs have ended.
 
     Each poll without news yields an empty list, so that the caller keeps control of the loop. The
-    backlog comes first, followed by an empty list even if news never pauses.
+    backlog comes first, followed by an empty list even if the output never pauses.
 
     Args:
         sources: Returns new logs to follow; called from time to time.
@@ -234,13 +234,13 @@ def follow_lines(
     """
     streams: list[_Stream] = []
     pending = _Pending()
-    asked_s = float("-inf")
+    listed_s = float("-inf")
     is_past, began_s, short_polls = True, time.monotonic(), 0
     while True:
         now_s = time.monotonic()
         was_over = is_over()
-        if now_s - asked_s >= NEW_SOURCES_S or was_over:
-            asked_s = now_s
+        if now_s - listed_s >= NEW_SOURCES_S or was_over:
+            listed_s = now_s
             streams += [
                 _Stream(source, rank, source.logs.follow(rank, poll_s=0.0))
                 for source in sources()

@@ -1,4 +1,4 @@
-"""Dates a log's lines by the notes that attempt hosts write next to the logs.
+"""Finds out when a log's lines were printed, from notes that attempt hosts write next to it.
 
 Ranks write directly to their logs, so lines carry no time. Every half second the host of an
 attempt notes which logs have grown (`injob.logtimes`). A line's time is that of the first note that
@@ -75,7 +75,7 @@ def of_attempt(paths: AttemptPaths) -> Notes:
 
 
 def is_worth_storing(paths: AttemptPaths) -> bool:
-    """Return whether an attempt's notes contain more than its end."""
+    """Return whether an attempt's notes span more than `SHORT_S`."""
     try:
         with recordfiles.open_file(str(paths.root), _name(paths)) as file:
             first = file.readline(100)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 LOG_FOLDERS = ("azureml-logs/", "logs/", "user_logs/")
 POLL_S = 0.05
-PATIENCE_S = 120.0  # for storage of pieces that does not answer
+PATIENCE_S = 120.0  # how long to wait for storage of pieces that does not answer
 
 _ALIAS = re.compile(r"^user_logs/std_log(_\d+)?\.txt$")
 _DRIVER = re.compile(r"^azureml-logs/70_driver_log(?:_(\d+))?\.txt$")

@@ -7,7 +7,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
-# How many lines ahead a line shared with other ranks is awaited.
+# How many lines ahead to look for a line that other ranks share.
 WINDOW_LINES = 200
 
 

@@ -49,7 +49,7 @@ def point_of(record: Mapping[str, Any], *, attempt: int, rank: int) -> MetricPoi
 
     The point's sequence is the byte position of its line: growing and unique within the
     rank's file. A value is a scalar, or ``{"kind": list|row|table|image|chart, "value": …}``;
-    NaN and infinities stay texts in records, `number_of` turns them back.
+    NaN and infinities are strings in records; `number_of` converts them back.
     """
     name = record.get("name")
     if record.get("k") not in METRIC_KINDS or not isinstance(name, str) or "value" not in record:

@@ -44,7 +44,7 @@ class RemoteLogs:
         After a lost connection it continues from where it stopped.
 
         Raises:
-            RayjobsError: the error that the server answered.
+            RayjobsError: the error that the server returned.
             UnreachableError: the connection was lost, and nothing more arrived for two minutes.
         """
         query = {} if name is None else {"name": name}

@@ -42,7 +42,8 @@ def peak_bytes(attempt: Attempt) -> int | None:
 def system_points(attempts: Sequence[Attempt], *, all_attempts: bool = False) -> list[MetricPoint]:
     """Return the samples as metrics: ``cpu_cores``, ``memory_gib``, ``gpu0_percent``, ….
 
-    With several nodes each name has ``node1/`` in front. The step is the second of the attempt.
+    With several nodes, names begin with the node: ``node1/cpu_cores``. The step is the second of
+    the attempt.
     """
     found: list[MetricPoint] = []
     for attempt in attempts if all_attempts else attempts[-1:]:

@@ -63,7 +63,7 @@ def _is_value(text: str) -> bool:
 
 
 def scalar(value: Any) -> Any:
-    """Return a metric's stored value as one cell: a list's last, a text; None for the rest."""
+    """Return a metric's value as one cell: a number, a string, or a list's last item; else None."""
     if isinstance(value, Mapping):
         if value.get("kind") != "list":
             return None
@@ -71,7 +71,7 @@ def scalar(value: Any) -> Any:
     if isinstance(value, list):
         value = value[-1] if value else None
     if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
-        return float(value)  # records hold them as JSON texts
+        return float(value)  # records have them as JSON strings
     return value if isinstance(value, (int, float, str)) else None
 
 
