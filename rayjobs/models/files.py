@@ -64,9 +64,7 @@ def choose(store: Store, blobs: BlobStore, job: Job, path: str) -> ChosenFiles:
     whole = {one.name for checkpoint in found for one in checkpoint.files.values()}
     companion = companions.name_of(name)
     below = [
-        one
-        for one in stored
-        if one.name in (name, companion) or one.name.startswith(name + "/")
+        one for one in stored if one.name in (name, companion) or one.name.startswith(name + "/")
     ]
     if not _is_of_checkpoint(name + "/"):
         below = _without_checkpoints(below, found)

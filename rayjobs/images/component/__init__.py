@@ -1,1 +1,1 @@
-"""The code of image jobs, which pack this folder as their snapshot: a run keeps what it ran."""
+"""The code of image jobs: each packs this folder as its snapshot, so a run keeps its code."""

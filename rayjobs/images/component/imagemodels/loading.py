@@ -251,7 +251,7 @@ class Loader:
 
 
 def open_cache(images: ImageDirectory, plan: LoadingPlan, name: str) -> ImageCache | None:
-    """Return the cache of a plan, in the node's temporary folder; None if it has or gets none."""
+    """Return the cache of a plan, in the node's temporary folder; None if there is none."""
     if plan.cache == "none":
         return None
     run = "-".join(os.environ.get(key, "0") for key in ("RAYJOBS_RUN_ID", "RAYJOBS_ATTEMPT"))
