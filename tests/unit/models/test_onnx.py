@@ -92,7 +92,7 @@ def test_weights_are_exported_checked_and_registered(
     assert "net:1 (digest sha256:" in shown.out
     assert "net.pt" in shown.out  # where the user had it
     for wrong, message in {
-        (): "weights alone; say what they are of",
+        (): "contains only weights; name the class or function",
         ("--code", "net.py:Other"): "defines no Other",
         ("--code", "net.py:made"): "cannot be made from the definitions of net.py alone",
         ("--code", "net"): "write FILE.py:NAME",
