@@ -112,7 +112,7 @@ class AbstractDataset(ABC):
 
     @property
     def partition_format(self) -> PartitionFormat | None:
-        """How paths give columns; None: they do not."""
+        """How columns are extracted from paths; None if they are not."""
         return None
 
     @property
@@ -185,7 +185,7 @@ class AbstractDataset(ABC):
         registered: DatasetRecord | None,
         options: Mapping[str, Any],
     ) -> AbstractDataset:
-        """Return the dataset that `definition` describes, with the result of `options()`."""
+        """Return the dataset of a `definition()` whose parts these are."""
         return cls(sources, records, manifest, registered)
 
     @abstractmethod

@@ -95,7 +95,8 @@ def _url(kind: str, account: str, container: str, suffix: str) -> str:
 
 
 def _anonymous(secrets: Mapping[str, str]) -> dict[str, bool]:
-    # Without it adlfs looks for a login; for a public container, that is slow and fails.
+    # Without this option adlfs searches for credentials, which for a public container is slow and
+    # fails.
     return {} if secrets else {"anon": True}
 
 

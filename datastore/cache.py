@@ -1,15 +1,15 @@
 """The node's cache of stored files: keyed by content, verified before visible, fetched once.
 
     objects/ab/<sha256>        the bytes
-    objects/ab/<sha256>.seal   how the file looked when it was verified; its time is the last use
+    objects/ab/<sha256>.seal   the file's stat when it was verified; the seal's time is the last use
     index/<identity>           the content behind a stored file whose digest was not known before
-    partial/<random>           being fetched, and its size (.need), locked by the process that
-                               fetches it: what is not locked is swept
-    locks/                     one per file being fetched: the second asker waits, then finds it
-    usage                      the size of all objects; counted again whenever room is made
+    partial/<random>           a file being fetched, and its size (.need), which the fetching
+                               process locks: unlocked ones are removed
+    locks/                     one per file being fetched: a second process waits, then finds it
+    usage                      the size of all objects; counted again when space is freed
 
 Users get their own copies (`copy`), or hard links where writes cannot reach them (`link`). An
-object with a second link is in use and is never removed, no matter which process made the link and
+object with a second link is in use and is never removed, no matter which process made the link or
 how it ended; processes that have a removed object open can still read it.
 """
 
@@ -189,7 +189,7 @@ class NodeCache:
                 return True
         except (OSError, ValueError):
             pass  # no seal, or a partial one: the content decides
-        # Its user wrote to it, or the machine crashed before a flush: check the bytes.
+        # A user wrote to the file, or the machine crashed before a flush: check the bytes.
         try:
             if digest_of_file(path) == digest:
                 write_atomic(seal, json.dumps(now))
@@ -339,7 +339,7 @@ def _fetch_verified(backend: Backend, wanted: StoredFile, to: Path, count: Count
         return backend.fetch(wanted, to, count)
     except DataIntegrityError as error:
         if error.__class__ is not DataIntegrityError:
-            raise  # the source has changed: a retry would give the same
+            raise  # the source has changed: a retry would fail too
         # Bytes can be damaged in transit; if they are damaged at rest, the error repeats.
         return backend.fetch(wanted, to, count)
 

@@ -33,7 +33,7 @@ NAMES_SHOWN = 5
 
 @dataclass(frozen=True)
 class DatastoreRecord:
-    """A named storage. `settings` never hold a secret, only names of where secrets are.
+    """A named storage. `settings` hold no secret, only the variable or profile that has it.
 
     kind `local`: `root` (absolute folder).
     kind `s3`: `bucket`, and optionally `prefix, endpoint, region, profile, access_key_env,

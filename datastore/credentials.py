@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Mapping
 
-# The variables of the usual AWS search, and what a client is given instead if they are known here.
+# The variables of the usual AWS search; values given to this process replace that search.
 AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 _lock = threading.Lock()

@@ -19,7 +19,7 @@ class DataInput:
     """A resolved input.
 
     `manifest` holds its exact files. It is None for a path in a local folder, which a job sees in
-    its state at that time; `live` is that path. For the files of a registered version, `dataset` is
+    its current state; `live` is that path. For the files of a registered version, `dataset` is
     `name:version`, `dataset_id` its id, and `registered_at` the time of its registration;
     `definition` rebuilds the dataset object in the job. With `may_be_empty`, a manifest without
     files is an empty folder instead of an error.

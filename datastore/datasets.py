@@ -87,7 +87,7 @@ class FileDataset(AbstractDataset):
 
     @property
     def partition_format(self) -> PartitionFormat | None:
-        """How the files' paths give columns; None: they do not."""
+        """How columns are extracted from the files' paths; None if they are not."""
         return self._partitions
 
     def options(self) -> dict[str, Any]:
@@ -159,8 +159,8 @@ class FileDataset(AbstractDataset):
             ]
             backend = open_backend(record_for(name, self._record))
             if backend.local_path("") is not None:
-                # First, so that no file of a damaged version is fetched, and the message is that of
-                # a job.
+                # Check first, so that no file of a damaged version is fetched, and the error is the
+                # same as in a job.
                 for entry in self.manifest:
                     if entry.datastore == name:
                         check_local(entry, backend, Version.of(self))

@@ -1,7 +1,7 @@
 """Every error the package raises.
 
     DatastoreError
-    ├── InvalidReference        a text cannot name data (also a ValueError)
+    ├── InvalidReference        a string cannot name data (also a ValueError)
     ├── DatastoreNotFound       no datastore of that name is registered
     ├── DatastoreExists         the name is taken, and overwrite was not requested
     ├── DatastoreInUse          it cannot be removed: the workspace or a dataset needs it
@@ -11,7 +11,8 @@
     ├── DatasetInUse            it cannot be removed: a job or a model needs it
     ├── DataExists              different bytes are already there; overwrite was not requested
     ├── NotSupported            only Azure ML has it (also NotImplementedError)
-    ├── DataNotFound            the storage answered: no such path, bucket or folder
+    ├── DataNotFound            the storage answered: no such path or folder
+    │   └── BucketNotFound      the storage answered: no such bucket
     ├── AccessDenied            the storage answered: not with these credentials
     │   └── CredentialNotSet    a variable with a credential is not set in this process
     ├── DatastoreUnavailable    the storage refused, hung, broke off or answered 5xx
@@ -42,7 +43,7 @@ class DatastoreError(UserErrorException):
 
 
 class InvalidReference(DatastoreError, ValueError):
-    """A text cannot name data: a bad name, path, mode or URL."""
+    """A string cannot name data: a bad name, path, mode or URL."""
 
     is_permanent = True
 
@@ -150,4 +151,4 @@ class MountUnavailable(MountError):
 
 
 class MountLost(MountError):
-    """The process behind a mount is dead; the path answers "not connected"."""
+    """The process behind a mount is dead; access to its path fails with "not connected"."""

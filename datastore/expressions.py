@@ -122,27 +122,27 @@ class Expression:
         return Expression(["is_null", self._tree])
 
     def starts_with(self, text: str) -> Expression:
-        """Return the condition that a text begins with this prefix."""
+        """Return the condition that a string begins with this prefix."""
         return self._with("starts_with", text)
 
     def ends_with(self, text: str) -> Expression:
-        """Return the condition that a text ends with this suffix."""
+        """Return the condition that a string ends with this suffix."""
         return self._with("ends_with", text)
 
     def contains(self, text: str) -> Expression:
-        """Return the condition that a text contains this."""
+        """Return the condition that a string contains this one."""
         return self._with("contains", text)
 
     def length(self) -> Expression:
-        """Return the number of characters in a text."""
+        """Return the number of characters in a string."""
         return Expression(["length", self._tree])
 
     def to_lower(self) -> Expression:
-        """Return a text in lower case."""
+        """Return a string in lower case."""
         return Expression(["to_lower", self._tree])
 
     def to_upper(self) -> Expression:
-        """Return a text in upper case."""
+        """Return a string in upper case."""
         return Expression(["to_upper", self._tree])
 
 
@@ -150,10 +150,10 @@ def column(name: Any) -> Expression:
     """Return the values of a column.
 
     Raises:
-        InvalidReference: `name` is not a text.
+        InvalidReference: `name` is not a string.
     """
     if not isinstance(name, str):
-        raise InvalidReference(f"a column is named by a text, not by {name!r}.")
+        raise InvalidReference(f"a column is named by a string, not by {name!r}.")
     return Expression(["column", name])
 
 
@@ -161,7 +161,7 @@ def as_tree(value: Any) -> list[Any]:
     """Return an expression or one of its values as JSON.
 
     Raises:
-        InvalidReference: a value is not a number, text, truth value, date, time or None.
+        InvalidReference: a value is not a number, string, Boolean, date, time or None.
     """
     if isinstance(value, Expression):
         return value.tree
@@ -174,7 +174,7 @@ def as_tree(value: Any) -> list[Any]:
     if value is None or isinstance(value, bool | int | float | str):
         return ["value", value]
     raise InvalidReference(
-        f"{value!r:.80} cannot be compared with a column; use a number, a text, a date or a time."
+        f"{value!r:.80} cannot be compared with a column; use a number, a string, a date or a time."
     )
 
 
@@ -246,7 +246,7 @@ def _value(tree: Sequence[Any], table: pa.Table) -> Any:
     if operation in _TEXT:
         pattern = parts[1].as_py() if isinstance(parts[1], pa.Scalar) else None
         if not isinstance(pattern, str):
-            raise InvalidReference(f"{operation} takes a text, not {tree[2]!r:.80}.")
+            raise InvalidReference(f"{operation} takes a string, not {tree[2]!r:.80}.")
         return getattr(compute, _TEXT[operation])(parts[0], pattern)
     if operation in _COMPARISONS:
         parts = _in_one_zone(parts)

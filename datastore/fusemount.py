@@ -1,4 +1,4 @@
-"""The process behind a mount: shows a manifest's files read-only, each whole and checked.
+"""The process behind a mount: shows a manifest's files read-only, each complete and verified.
 
 The first open of a file fetches it into the node's cache and verifies it; reads are then served
 from there. So for eight jobs, on one mount or on eight, the server sends each byte once. Files that
@@ -74,7 +74,7 @@ class ReadOnlyFiles(mfusepy.Operations):
         self._owner = (os.getuid(), os.getgid())
         self._last_opened = -2
         self._lock = threading.Lock()
-        self._asked: set[int] = set()
+        self._prefetched: set[int] = set()
         self._has_answered = False
         self._pool: ThreadPoolExecutor | None = None
 
@@ -164,9 +164,9 @@ class ReadOnlyFiles(mfusepy.Operations):
             wanted = [
                 number
                 for number in range(position + 1, min(position + 1 + AHEAD, len(self._manifest)))
-                if number not in self._asked
+                if number not in self._prefetched
             ]
-            self._asked.update(wanted)
+            self._prefetched.update(wanted)
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(AHEAD, thread_name_prefix="ahead")
             for number in wanted:
@@ -179,7 +179,7 @@ class ReadOnlyFiles(mfusepy.Operations):
         try:
             self._cache.ensure(entry, backend)
         except DatastoreError:
-            return  # a later open tries again and gets the error
+            return  # a later open retries and gets the error
 
 
 def read_further_ahead(point: Path) -> None:

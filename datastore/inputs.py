@@ -1,4 +1,4 @@
-"""Resolves what a user names to a job's input, where the catalogue is; and back to a dataset."""
+"""Resolves users' references to data into inputs of jobs, and opens inputs as datasets."""
 
 from __future__ import annotations
 

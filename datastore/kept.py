@@ -81,9 +81,10 @@ class Tally:
 
 
 def compare(backend: Backend, stored: StoredFile, local: Path) -> str:
-    """Return how a local file differs from a stored one: `size`, `content`, or "" if unknown.
+    """Return how a local file differs from a stored one: `size`, `content`, or "" if it does not.
 
-    Nothing is fetched: bytes are compared if the storage keeps a digest or is a folder.
+    Nothing is fetched: bytes are compared only if the storage keeps a digest or is a folder. The
+    result is also "" if they are not compared, or one of the files cannot be read.
     """
     try:
         if not local.is_file() or local.stat().st_size != stored.size:

@@ -49,7 +49,7 @@ def look_below(
 ) -> dict[str, Look]:
     """Return the stat of every file below `folder`, by relative path; links are followed.
 
-    Files whose stat fails, such as broken links, are left out, and files of unfinished uploads.
+    Files whose stat fails, such as broken links, and files of unfinished uploads are left out.
 
     Args:
         links: Collects the paths of the followed links.

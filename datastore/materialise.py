@@ -517,7 +517,7 @@ class _Looks:
 
 
 def _ends_of(links: Iterable[str], place: Path) -> tuple[list[str], str]:
-    """Return the paths that make the targets of `links` read-only, and why some cannot be."""
+    """Return the paths to make read-only to protect the targets of `links`, and why some cannot."""
     ends = {os.path.realpath(link): link for link in sorted(links)}
     folders = {end for end in ends if Path(end).is_dir()}
     broad = sorted(end for end in folders if _is_broad(end, place))

@@ -4,8 +4,9 @@
     mounts/<key>/manifest          the files shown
     mounts/<key>/g<n>/mount.json   what is served, and who keeps and serves it
     mounts/<key>/g<n>/files        the mount point
-    mounts/<key>/g<n>/users/ one file per user, with its process mounts/<key>/g<n>/trouble what went
-    wrong, one JSON object per line mounts/<key>/g<n>/log the output of keeper and server
+    mounts/<key>/g<n>/users/       one file per user, with its process
+    mounts/<key>/g<n>/trouble      what went wrong, one JSON object per line
+    mounts/<key>/g<n>/log          the output of keeper and server
 
 A dead mount keeps its number, so that its users still get an error and never an empty folder; the
 next user gets generation n+1.
@@ -192,7 +193,7 @@ def is_mounted(point: Path) -> bool:
 
 
 def device_of(point: Path) -> str | None:
-    """Return the device mounted at `point` as ``major:minor``; None when nothing is."""
+    """Return the device mounted at `point` as ``major:minor``; None if nothing is."""
     return mount_points().get(str(Path(os.path.realpath(point.parent)) / point.name))
 
 

@@ -123,7 +123,7 @@ def retain(folder: Path, token: str, owner: Identity) -> None:
 def release(folder: Path, token: str) -> None:
     """Release one user's reference; releasing the last one unmounts.
 
-    The references that `retain` derived from it (`<token>-…`) end with it. A second call changes
+    This includes the references that `retain` derived from it (`<token>-…`). A second call changes
     nothing.
     """
     mount = MountFolder(folder)

@@ -37,12 +37,12 @@ def check_url(url: str, *, wildcards: bool = True) -> None:
     if "@" in authority or (is_part and "@" in rest):
         raise InvalidReference(
             f"this {scheme[:20]}:// address has user information (before an '@'), which would be "
-            f"stored and shown. Write it without. {BY_REFERENCE}"
+            f"stored and shown. Remove it. {BY_REFERENCE}"
         )
     if _QUERY.search(rest) or (not wildcards and "?" in rest):
         raise InvalidReference(
             f"this {scheme[:20]}:// address has a query ('?…'), which would be stored and "
-            f"shown. Write it without. {BY_REFERENCE}"
+            f"shown. Remove it. {BY_REFERENCE}"
         )
 
 
@@ -69,7 +69,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
     if "?" in settings.get("prefix", ""):
         raise InvalidReference(
             "the prefix contains a '?': a datastore's address has no query, since it is stored "
-            f"and shown. Write the prefix without. {BY_REFERENCE}"
+            f"and shown. Remove the '?'. {BY_REFERENCE}"
         )
     endpoint = settings.get("endpoint", "")
     if endpoint:

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rayjobs.core.text import counted, verb
+from rayjobs.core.text import counted
 from rayjobs.datastore.absent import with_absent
 from rayjobs.datastore.backends import Backend, open_backend
 from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
@@ -129,7 +129,7 @@ def show(
     Args:
         folder: From `prepare`.
         working_directory: The base of a relative `path_on_compute`. An empty folder in it
-            is replaced; an empty folder elsewhere is a user's, and stays.
+            is replaced; an empty folder elsewhere belongs to the user, and stays.
         may_replace: Whether a link to this existing folder may be replaced. Broken links always
             are: jobs that no longer exist left them.
 
@@ -147,8 +147,7 @@ def show(
             raise InvalidReference(
                 f"output {output.name!r} should be written to {wanted}, but that is a link to "
                 f"{before}, which is in use, or does not belong to a job. Choose another "
-                "path_on_compute, or "
-                "let the job that uses it end; nothing was changed."
+                "path_on_compute, or let the job that uses it end; nothing was changed."
             )
         wanted.unlink()
     elif os.path.lexists(wanted):
@@ -156,8 +155,8 @@ def show(
         if not (is_private and wanted.is_dir() and not any(wanted.iterdir())):
             raise InvalidReference(
                 f"output {output.name!r} should be written to {wanted}, but that path already "
-                "exists. It was not changed. Choose another path_on_compute, or "
-                "move the path away."
+                "exists. It was not changed. Choose another path_on_compute, or rename what is "
+                "there."
             )
         wanted.rmdir()
     wanted.parent.mkdir(parents=True, exist_ok=True)
@@ -220,11 +219,10 @@ def _there_already(output: DataOutput, backend: Backend, uploads: Sequence[Uploa
         return same
     named = ", ".join(sorted(others)[:MOST_NAMED]) + (" …" if len(others) > MOST_NAMED else "")
     raise DataExists(
-        f"in datastore {output.record.name!r} {verb(len(others), 'is', 'are')} already "
-        f"{named} with "
-        f"other bytes ({counted(len(others), 'file')}), and overwriting was not requested: the "
-        f"stored files were kept. Store to a destination with {{run-id}}, or ask for it "
-        "(as_upload(overwrite=True), in a job file overwrite: true)."
+        f"datastore {output.record.name!r} already has {counted(len(others), 'file')} with other "
+        f"bytes: {named}. Overwriting was not requested, so the stored files were kept. Store to a "
+        "destination with {run-id}, or request overwriting: as_upload(overwrite=True), in a job "
+        "file overwrite: true."
     )
 
 
@@ -264,8 +262,8 @@ class OutputFileDatasetConfig:
         if self.partition_format is not None:
             raise InvalidReference("partition_format is not supported.")
         check_mode(self.mode, allowed=MODES)
-        # Of its own, since a job may have several outputs without a name; and the same in each run
-        # of a program, or else steps that write them would never be reused.
+        # Each unnamed output gets its own name, since a job may have several. The name is the same
+        # in each run of a program; otherwise, steps that write the output would never be reused.
         name = self.name or f"output_{next(_UNNAMED):08d}"
         object.__setattr__(self, "name", check_name(name, "output name"))
         for one in _FIELD.findall(self.path_template):
@@ -359,7 +357,7 @@ class OutputFileDatasetConfig:
 class OutputAsInput:
     """An output of one pipeline step as an input of others, mounted or downloaded.
 
-    Only the run of the pipeline knows where the files are: `OutputFileDatasetConfig.as_input`.
+    `OutputFileDatasetConfig.as_input` makes it. Only the pipeline's run knows where the files are.
     """
 
     output: OutputFileDatasetConfig

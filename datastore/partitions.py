@@ -80,15 +80,15 @@ class PartitionFormat:
             pattern += inner + re.escape(time[before:])
         if not keys:
             raise InvalidReference(
-                f"partition_format {text!r} names no column; write {{NAME}} for a folder that "
-                "gives one."
+                f"partition_format {text!r} names no column; write {{NAME}} for a folder whose "
+                "name is a value."
             )
         pattern += _literal(plain[at:])
         whole = re.compile(rf"(?:^|/){pattern}\Z")
         return cls(text, tuple(keys), whole, frozenset(times))
 
     def values(self, entry: FileEntry) -> dict[str, Any]:
-        """Return the columns from a file's path: texts and times.
+        """Return the columns from a file's path: strings and times.
 
         Raises:
             InvalidReference: the path does not fit.

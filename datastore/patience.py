@@ -1,4 +1,4 @@
-"""Logs that a server does not answer while a client waits and retries."""
+"""Logs when a client waits for a server that does not answer, and when it retries."""
 
 from __future__ import annotations
 

@@ -86,16 +86,16 @@ class ProgressLine:
     def __init__(self, stream: TextIO | None = None, *, every_s: float = 0.1) -> None:
         self._stream = stream if stream is not None else sys.stderr
         self._every_s = every_s
-        self._told_at = 0.0
+        self._written_at = 0.0
         self._width = 0
 
     def __call__(self, progress: Progress) -> None:
         """Write the line, unless the last one was written just before."""
         terminal = self._stream.isatty()
         now = time.monotonic()
-        if not progress.finished and (not terminal or now - self._told_at < self._every_s):
+        if not progress.finished and (not terminal or now - self._written_at < self._every_s):
             return
-        self._told_at = now
+        self._written_at = now
         line = line_of(progress)
         padding = " " * max(0, self._width - len(line))
         self._width = len(line)

@@ -1,4 +1,4 @@
-"""How a job is kept from changing the sources of its inputs, as far as its machine allows it."""
+"""How a job is kept from changing the sources of its inputs, as far as its machine allows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Protection:
     Attributes:
         read_only: Make files and folders read-only for the job, through every path.
         overlay: Mount a layer over a folder that receives everything the job writes there.
-        why: Why not `read_only`, in words.
-        why_no_overlay: Why not `overlay`, in words.
+        why: Why `read_only` is not possible, in words.
+        why_no_overlay: Why `overlay` is not possible, in words.
     """
 
     read_only: bool = False
     overlay: bool = False
-    why: str = "its reader is not a job, which could have a mount namespace"
+    why: str = "only a job can have a mount namespace, and its reader is not a job"
     why_no_overlay: str = ""
 
 

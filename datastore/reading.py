@@ -56,7 +56,7 @@ class HasFiles(Protocol):
 
 @dataclass(frozen=True)
 class Version:
-    """The name for people of the version that a file belongs to; empty if it has none.
+    """The displayed name of the version that a file belongs to; empty if there is none.
 
     `sources` are the registered locations, in command-line notation.
     """
@@ -67,7 +67,7 @@ class Version:
 
     @classmethod
     def of(cls, dataset: HasFiles) -> Version:
-        """Return the name for people of the version that `dataset` is."""
+        """Return the displayed name of the version that `dataset` is."""
         if not dataset.name:
             return cls()
         sources = tuple(command_word(source) for source in dataset.sources)

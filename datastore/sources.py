@@ -98,8 +98,8 @@ def _parse_text(text: str) -> Source:
         absolute = Path(text).expanduser().absolute()
         return Source("file:///", clean_path(absolute.as_posix()))
     if text.startswith(WEB) and map_url(text) is not None:
-        text = text.partition("#")[0].partition("?")[0]  # the path replaces it with any query
-    # Before any message or record mentions it: they hold no secret.
+        text = text.partition("#")[0].partition("?")[0]  # the local path replaces the query too
+    # Check before any message or record contains the URL: they must not hold a secret.
     check_url(text, wildcards=not text.startswith(WEB))
     scheme, rest = text.split("://", 1)
     if scheme == "file":
@@ -156,7 +156,7 @@ def record_of_url(name: str, url: str) -> DatastoreRecord:
 
 
 def has_glob(path: str) -> bool:
-    """Tell whether `path` holds a wildcard."""
+    """Return whether `path` contains a wildcard."""
     return any(mark in path for mark in "*?[")
 
 
@@ -232,7 +232,7 @@ def _fixed(path: str) -> list[str]:
 def _find_on_web(source: Source, open_record: OpenRecord) -> _Found:
     """Find a file of a web server, or the files of the local path that replaces its address."""
     url = f"{source.datastore}/{source.path}"
-    plain = unquote(source.path)  # the file has its name from the address
+    plain = unquote(source.path)  # the address gives the file its name
     local = map_url(url)
     if local is not None:
         there = Source("file:///", clean_path(local))

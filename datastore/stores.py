@@ -54,7 +54,7 @@ class HasUrls(Protocol):
 
 
 def addresses_of(workspace: object) -> AbstractContextManager[None]:
-    """Inside the context, map addresses as `workspace` does, whichever others are open."""
+    """Inside the context, map addresses as `workspace` does, whichever other ones are open."""
     return urlmap.only(workspace.urls) if isinstance(workspace, HasUrls) else nullcontext()
 
 
@@ -247,8 +247,10 @@ class Datastore:
         """Register the replacement of an Azure container; see `rayjobs.datastore.azure_names`.
 
         Args:
-            sas_token: Kept in a variable of this process, as `account_key`; jobs get it at submit.
-            protocol: Accepted, as are the arguments after `skip_validation`.
+            sas_token: Stored in a variable of this process, like `account_key`; jobs get both at
+                submit.
+            protocol: Ignored, as are `create_if_not_exists` and the arguments after
+                `skip_validation`.
 
         Raises:
             NotSupported: no available storage replaces it; the message says how to change that.
@@ -416,7 +418,7 @@ class Datastore:
 
     @property
     def sas_token(self) -> str | None:
-        """That token; None without one, or if its variable is not set."""
+        """The Azure token; None without one, or if its variable is not set."""
         return self._secret("sas_token")
 
     @property
@@ -578,7 +580,7 @@ class Datastore:
         A file keeps its path relative to `relative_root`; without `relative_root`, only its name.
 
         Raises:
-            InvalidReference: a file does not exist or lies outside `relative_root`, or
+            InvalidReference: a file does not exist or is outside `relative_root`, or
                 `target_path`, or a part of it, is a file.
             DatastoreError: a file could not be stored.
         """
@@ -597,7 +599,7 @@ class Datastore:
         """Like `upload_files`, but return which files were stored or kept.
 
         Raises:
-            InvalidReference: a file does not exist or lies outside `relative_root`, or
+            InvalidReference: a file does not exist or is outside `relative_root`, or
                 `target_path`, or a part of it, is a file.
             DatastoreError: a file could not be stored.
         """
@@ -668,7 +670,7 @@ class Datastore:
             yield from self.backend.walk(clean_path(path))
 
     def children(self, path: str | None = None) -> list[StoredFile | Folder]:
-        """Return what lies directly in folder `path`."""
+        """Return the files and folders directly in folder `path`."""
         return self.backend.children(clean_path(path))
 
     def check(self) -> None:

@@ -11,7 +11,7 @@ from rayjobs.injob.lazydataclass import dataclass
 
 
 class TableUnreadable(DatastoreError):
-    """A file is not the table it should be."""
+    """The files cannot be read as one table, or a value does not fit its column."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class TabularDataset(AbstractDataset):
 
     @property
     def partition_format(self) -> PartitionFormat | None:
-        """How the files' paths give columns; None: they do not."""
+        """How columns are extracted from the files' paths; None if they are not."""
         return self._partitions
 
     def __getitem__(self, key: str) -> Expression:
@@ -355,8 +355,8 @@ class TabularDataset(AbstractDataset):
         """Store the table as Parquet, with a folder for each value of the keys; return its dataset.
 
         Args:
-            partition_keys: Columns, for the outermost folder first; texts or times. Other values
-                become texts.
+            partition_keys: Columns, for the outermost folder first; strings or times. Other values
+                become strings.
             target: (datastore, path), or a DataPath; the files are in a new folder below it.
             name: Register the dataset in the datastore's workspace.
             partition_as_file_dataset: Return a dataset of files.

@@ -153,7 +153,7 @@ def upload(
     """Store every file.
 
     Without `overwrite` an existing file is kept unchanged; its bytes are read for the tally only if
-    it is in `compared`.
+    `compared`.
 
     Raises:
         InvalidReference: two files have the same destination.

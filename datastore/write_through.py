@@ -1,4 +1,4 @@
-"""An output in mount mode whose datastore is not a folder: a folder synchronized with it.
+"""An output in mount mode whose datastore is not a folder: a local folder synchronized with it.
 
 The folder starts with the contents of the destination. From then on, `sync` stores what the script
 has written since, and removes what the script has removed. A file that is still being written is
@@ -31,7 +31,7 @@ Look = tuple[int, int]
 
 @dataclass(frozen=True)
 class Synced:
-    """The result of one `sync`; `waiting` counts the files that it left for the next one."""
+    """The files that one `sync` stored, removed, or left `waiting` for the next one, by path."""
 
     stored: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class WriteThrough:
                     raise
                 return  # the script has just removed it: the next sync handles it
             with lock:
-                # The stat from before: if it was written to since, it differs, and is stored again.
+                # The earlier stat: if the file was written to since, the next sync stores it again.
                 known[path] = now[path]
                 stored.append(path)
 

@@ -17,7 +17,7 @@ _through: Callable[[DatastoreRecord], Backend] | None = None
 def reach_through(opener: Callable[[DatastoreRecord], Backend] | None) -> None:
     """From now on, reach all storages except the web through `opener`; None: directly.
 
-    A client needs it that has neither the disks nor the credentials of its workspace's storages.
+    This is for a client that has neither the disks nor the credentials of its workspace's storages.
     """
     global _through
     _through = opener

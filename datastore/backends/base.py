@@ -9,11 +9,11 @@ from typing import Protocol
 from rayjobs.injob.lazydataclass import dataclass
 
 CountBytes = Callable[[int], None]
-"""Gets the size of each transferred piece; negative if a piece must be sent again."""
+"""Called with the size of each transferred piece; negative if a piece must be sent again."""
 
 
 class Stopped(Exception):
-    """Raised by a counter of bytes to end a transfer that another one or the user has ended."""
+    """Raised by a `CountBytes` function to end a transfer that another failure or the user ends."""
 
 
 def ignore_bytes(count: int) -> None:
@@ -84,7 +84,7 @@ class Backend(Protocol):
         """Remove the file at `path`, if there is one."""
 
     def check(self) -> None:
-        """Check that the storage responds; raise what is wrong with it."""
+        """Check that the storage responds; otherwise raise an error that says what is wrong."""
 
     def local_path(self, path: str) -> Path | None:
-        """Return the path of `path` on this machine, or None if it is not here."""
+        """Return the local path of `path`; None if this storage is not a folder."""

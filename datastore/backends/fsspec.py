@@ -55,7 +55,7 @@ _MARKS = (
     "created",
 )
 _PARTIAL = ".partial-"
-# Words of file systems for refused credentials: they have no common class of errors.
+# Words in error messages about refused credentials: the file systems share no error class.
 _DENIED = ("forbidden", "unauthorized", "authentication", "403", "401")
 
 
@@ -63,12 +63,12 @@ class FsspecBackend:
     """Files below one URL of an fsspec file system."""
 
     def __init__(self, url: str, options: Mapping[str, Any], named: Mapping[str, str]) -> None:
-        """Open nothing yet.
+        """Store the settings; the file system is opened on first use.
 
         Args:
             url: `PROTOCOL://PATH`.
             options: Options of the file system.
-            named: Options whose values are in environment variables, by the variable's name.
+            named: The environment variables that hold the values of other options, by option.
         """
         check_url(url)
         self.where = url
@@ -235,7 +235,7 @@ class FsspecBackend:
         return data
 
     def put(self, source: Path, path: str, count: CountBytes = ignore_bytes) -> StoredFile:
-        """See `Backend`; a move gives the file its name."""
+        """See `Backend`. The file is written under a temporary name, then moved."""
         import secrets
 
         running = hashlib.sha256()

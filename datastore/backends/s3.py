@@ -65,9 +65,9 @@ class S3Backend:
         except ClientError as error:
             if status_of(error) == 404:
                 return None
-            raise self._explain(error, f"look at {path!r}") from error
+            raise self._explain(error, f"read the metadata of {path!r}") from error
         except Exception as error:
-            raise self._explain(error, f"look at {path!r}") from error
+            raise self._explain(error, f"read the metadata of {path!r}") from error
         return StoredFile(
             clean_path(path), int(head["ContentLength"]), _etag(head), _kept_digest(head)
         )
@@ -182,7 +182,7 @@ class S3Backend:
         received, failures, received_before = 0, 0, 0
         with to.open("xb", buffering=0) as writer:
             while True:
-                answer = self._get(file, received)  # this call has its own attempts
+                answer = self._get(file, received)  # this call itself retries
                 if received == 0:
                     expected = expected or _kept_digest(answer)
                     check_etag = not expected and _etag_is_md5(answer)

@@ -146,7 +146,7 @@ class S3Settings:
         )
 
     def client_config(self) -> dict[str, Any]:
-        """Return the botocore configuration: waits, retries, and features of all S3 servers."""
+        """Return botocore's configuration: time limits, retries, features of all S3 servers."""
         return {
             "connect_timeout": self.connect_timeout_s,
             "read_timeout": self.read_timeout_s,
@@ -172,7 +172,7 @@ class S3Settings:
             found = self.region or _session(self.profile, os.getpid()).get_config_variable("region")
         except ProfileNotFound as error:
             raise explain(error, what="open", where=self.where) from error
-        # Signing requires a name, which private servers ignore.
+        # Signing requires a region, which private servers ignore.
         return found or ("us-east-1" if self.endpoint else "")
 
     def client(self) -> Any:
@@ -194,7 +194,7 @@ class S3Settings:
         if self.session_token_env:
             options["aws_session_token"] = _variable(self.session_token_env, self.where)
         if not self.access_key_env and not self.profile:
-            # The usual search would find only those of the environment.
+            # botocore's own search would find only credentials in the environment.
             given = credentials.given()
             is_whole = all(given.get(name) for name in credentials.AWS_KEYS[:2])
             for option, name in zip(_AWS_OPTIONS, credentials.AWS_KEYS, strict=True):
@@ -215,9 +215,9 @@ class S3Settings:
 
 
 def _given_proxies(url: str) -> dict[str, str]:
-    """Return the password proxies given to this process, unless `url` bypasses them.
+    """Return the proxies with passwords that this process was given, unless `url` bypasses them.
 
-    botocore finds only those of the environment, which holds no password.
+    botocore finds only the proxies in the environment, which holds no password.
     """
     from botocore.utils import get_environ_proxies, should_bypass_proxies
 

@@ -44,7 +44,7 @@ from rayjobs.injob.lazydataclass import dataclass
 
 TIMEOUT_S = 30.0
 ATTEMPTS = 4
-_PASSING = (408, 425, 429, 500, 502, 503, 504)
+_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -146,11 +146,11 @@ class WebBackend:
 
     def put(self, source: Path, path: str, count: CountBytes = ignore_bytes) -> StoredFile:
         """Refuse: the web is read-only."""
-        raise NotSupported(f"{self.where} is read only; store files in a datastore.")
+        raise NotSupported(f"{self.where} is read-only; store files in a datastore.")
 
     def remove(self, path: str) -> None:
         """Refuse to remove: the web is read-only."""
-        raise NotSupported(f"{self.where} is read only; nothing was removed.")
+        raise NotSupported(f"{self.where} is read-only; nothing was removed.")
 
     def check(self) -> None:
         """See `Backend`."""
@@ -169,7 +169,7 @@ class WebBackend:
         return self._cache / "index" / f"{hex_of(digest_of_text(self._url(path)))}.json"
 
     def _bring(self, path: str, count: CountBytes, *, refetch: bool = False) -> _Known:
-        """Return what is at an address now, with its bytes stored among the objects."""
+        """Return the record of the current file at an address; its bytes are then in the cache."""
         for name in ("objects", "index", "partial", "locks"):
             (self._cache / name).mkdir(parents=True, exist_ok=True)
         index = self._index(path)
@@ -208,7 +208,7 @@ class WebBackend:
             os.utime(path)
         except FileNotFoundError:
             return None
-        except OSError:  # another user's
+        except OSError:  # it belongs to another user
             return path if path.is_file() else None
         return path
 
@@ -288,7 +288,7 @@ class WebBackend:
     def _explain(url: str, status: int) -> DatastoreError:
         if status in (404, 410):
             return DataNotFound(f"there is no file {url} (HTTP {status}).")
-        if status in _PASSING:
+        if status in _TRANSIENT:
             return DatastoreUnavailable(f"{url} answers {status}.")
         return AccessDenied(
             f"{url} answers {status}. A file that needs a login or a key cannot be read from its "

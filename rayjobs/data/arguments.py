@@ -2,7 +2,7 @@
 
 Source: Azure ML v1: a DataReference, Datastore, DatasetConsumptionConfig or
 OutputFileDatasetConfig in `arguments`, `script_params` or `inputs` becomes an input or output of
-the run, and ``$AZUREML_DATAREFERENCE_<name>`` stands where it stood.
+the run, and ``$AZUREML_DATAREFERENCE_<name>`` takes its place.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 SAVED = "saved:"
 Keep = Callable[[bytes], str]
-"""Keeps a text in the workspace's catalogue and returns its digest."""
+"""Stores bytes in the workspace's catalogue and returns their digest."""
 
 
 def is_data(item: Any) -> bool:
-    """Return whether an object stands for data, so that it becomes an input or output."""
+    """Return whether an object represents data, so that it becomes an input or output."""
     if isinstance(item, (str, bool, int, float, Path)) or item is None:
         return False
     from rayjobs.datastore.abstract_dataset import AbstractDataset, DatasetConsumptionConfig
@@ -73,13 +73,13 @@ class DataArguments:
         self._unnamed: dict[str, str] = {}
 
     def add(self, item: Any, *, name: str | None = None) -> str:
-        """Take a data object in and return its name in the job.
+        """Add a data object and return its name in the job.
 
         Args:
-            name: The name where the object has none of its own.
+            name: The name to use if the object has none.
 
         Raises:
-            UsageError: another object has the name, or the data cannot be named.
+            UsageError: another object has the name, or the object cannot be an input or output.
         """
         from rayjobs.datastore.abstract_dataset import AbstractDataset, DatasetConsumptionConfig
         from rayjobs.datastore.datasets import FileDataset
@@ -111,14 +111,16 @@ class DataArguments:
             raise UsageError(f"{item!r:.120}: {error}") from error
         if isinstance(item, OutputAsInput):
             raise UsageError(
-                f"{item.name!r} is read by steps of the pipeline that makes it; a job of its own "
+                f"only steps of the pipeline that writes it can read {item.name!r}; another job "
                 f"reads a dataset (register_on_complete(NAME)), or an output by the job's id "
                 f"(--input NAME=output:JOB/OUTPUT)"
             )
-        raise UsageError(f"a {type(item).__name__} ({item!r:.80}) is not data of a job")
+        raise UsageError(
+            f"a {type(item).__name__} ({item!r:.80}) cannot be an input or output of a job"
+        )
 
     def text(self, item: Any) -> str:
-        """Take a data object in; return the text that its path replaces in the job."""
+        """Add a data object; return the variable reference that a job expands to its path."""
         return f"$AZUREML_DATAREFERENCE_{self.add(item)}"
 
     def _reference(self, reference: DataReference) -> str:
@@ -157,12 +159,12 @@ class DataArguments:
         if self._keep is None:
             raise UsageError(
                 f"the dataset of input {config.name or FIRST_INPUT!r} is not registered, and "
-                f"there is no workspace here to keep it in; register it (dataset.register), or "
+                f"there is no workspace here to store it in; register it (dataset.register), or "
                 f"submit the configuration by Experiment.submit"
             )
         dataset = config.definition
         whole = DataInput(
-            # The node gives it the name that it has in the job: the record is the same without it.
+            # The node sets the input's name in the job, so unnamed inputs can share a record.
             name=config.name or FIRST_INPUT,
             mode=config.mode,
             records=tuple(record for _, record in sorted(dataset.records.items())),
@@ -194,7 +196,7 @@ class DataArguments:
         other = self.outputs if kept is self.inputs else self.inputs
         if name in other or kept.setdefault(name, fields) != fields:
             raise UsageError(
-                f"two different data objects are called {name!r}; name one of them otherwise "
+                f"two different data objects are called {name!r}; give one of them another name "
                 f"(path(..., data_reference_name=...), as_named_input(...))"
             )
         return name

@@ -1,7 +1,7 @@
-"""Outputs of jobs: what was stored is pinned when the job ends; others read the pinned files.
+"""Outputs of jobs: what was stored is pinned when the job ends; other jobs read the pinned files.
 
 A pin is the exact list of files, with sizes and marks of their bytes. It is kept in the catalogue,
-and an event of the job names it. A consumer gets these files or an error, never others.
+and an event of the job names it. A consumer gets exactly these files, or an error.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class MadeOutput:
-    """An output of a job that was stored.
+    """A stored output of a job.
 
     Attributes:
-        name: Of the output.
-        datastore: Name of the datastore.
-        path: Where the files are in it.
+        name: The output's name.
+        datastore: The datastore's name.
+        path: The path of the files in the datastore.
         files: The exact files.
         records: The datastores of the files.
     """
@@ -53,7 +53,7 @@ class MadeOutput:
 def manifest_of(record: DatastoreRecord, path: str, files: Iterable[StoredFile]) -> Manifest:
     """Return the manifest of the files that were stored at `path`, or below it.
 
-    Other files than the path's are left out.
+    Files elsewhere are left out.
     """
     entries, single = [], False
     for file in files:
@@ -112,7 +112,7 @@ def outputs_made(
 def outputs_stored(store: Store, job: Job) -> list[dict[str, Any]]:
     """Return a job's outputs: name, place, and once they were stored, how many files and bytes.
 
-    Those of a step that takes earlier results are those of the job that made them.
+    A step that reuses earlier results has the outputs of the job that made them.
     """
     step = store.step_of(job.id)
     made_by = step.original if step is not None and step.original is not None else job.id
@@ -143,7 +143,7 @@ def outputs_stored(store: Store, job: Job) -> list[dict[str, Any]]:
 def _joined(catalogue: Catalogue, name: str, pins: Sequence[Mapping[str, Any]]) -> MadeOutput:
     parts = [DataInput.from_json(json.loads(catalogue.manifest(one[PIN]))) for one in pins]
     records = {
-        record.name: _as_it_is_now(catalogue, record) for part in parts for record in part.records
+        record.name: _current(catalogue, record) for part in parts for record in part.records
     }
     entries = {entry.path: entry for part in parts for entry in part.manifest or ()}
     single = any(part.manifest is not None and part.manifest.single_file for part in parts)
@@ -156,7 +156,7 @@ def _joined(catalogue: Catalogue, name: str, pins: Sequence[Mapping[str, Any]]) 
     )
 
 
-def _as_it_is_now(catalogue: Catalogue, record: DatastoreRecord) -> DatastoreRecord:
+def _current(catalogue: Catalogue, record: DatastoreRecord) -> DatastoreRecord:
     """Return a datastore with its current settings: a folder may have moved with its workspace."""
     try:
         return catalogue.datastore(record.name)
@@ -169,13 +169,13 @@ def input_of(workspace: OpenWorkspace, job_id: str, output: str) -> DataInput:
 
     Raises:
         DataNotFound: the job has stored no such output.
-        DatastoreError: what is known of it cannot be read.
+        DatastoreError: its pin cannot be read.
     """
     found = outputs_made(workspace.store, workspace.catalogue, job_id, name=output).get(output)
     if found is None:
         raise DataNotFound(
             f"job {job_id} has stored no output {output!r}. `rayjobs events {job_id}` lists what "
-            f"it stored; a job stores its outputs when its script has ended well."
+            f"it stored; a job stores its outputs when its script has succeeded."
         )
     return DataInput(
         name=output,
@@ -187,12 +187,12 @@ def input_of(workspace: OpenWorkspace, job_id: str, output: str) -> DataInput:
 
 
 def changes(made: MadeOutput) -> list[str]:
-    """Return what is no longer as it was pinned, one sentence for each of the first few files.
+    """Return how files differ from the pinned ones, one sentence for each of the first few.
 
     Sizes and the storage's own marks are compared; no bytes are read.
 
     Raises:
-        DatastoreError: the storage cannot be asked.
+        DatastoreError: the storage cannot be reached.
     """
     backends = {record.name: open_backend(record) for record in made.records}
     found: list[str] = []
@@ -215,7 +215,7 @@ def changes(made: MadeOutput) -> list[str]:
 
 
 def with_name(source: DataInput, name: str, mode: str, path_on_compute: str | None) -> DataInput:
-    """Return an input as one job asks for it."""
+    """Return an input under the name, mode and path that one job requests."""
     return replace(source, name=name, mode=mode, path_on_compute=path_on_compute)
 
 
@@ -225,10 +225,10 @@ Check = Callable[[MadeOutput], list[str]]
 def damage(
     workspace: OpenWorkspace, job_id: str, outputs: Iterable[str], *, check: Check = changes
 ) -> str | None:
-    """Return why a completed job's outputs cannot be used any more; None: all are as pinned.
+    """Return why a completed job's outputs cannot be used any more; None if all are as pinned.
 
     Args:
-        outputs: Names of the outputs that must be there.
+        outputs: Names of the outputs that must be pinned.
     """
     try:
         made = outputs_made(workspace.store, workspace.catalogue, job_id)

@@ -1,4 +1,4 @@
-"""The data of a job: pinned and checked when it is submitted, and what it was seen to read."""
+"""The data of a job: pins and checks it at submit, resolves it on nodes, reports what was used."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pin(
     Args:
         planned: Jobs that do not exist yet and may be named by ``output:JOB/NAME``.
 
-    A path is looked for, and a dataset without a version gets its newest one of now: a retry, or
+    A path must exist. A dataset without a version gets the current newest one, so that a retry, or
     a job that waited for a week, reads the same files.
     """
     problems = [*unknown_variables(spec), *_unknown_outputs(workspace, spec, planned)]
@@ -108,7 +108,7 @@ def _problem(path: str, error: DatastoreError) -> Problem:
 def _unknown_outputs(
     workspace: OpenWorkspace, spec: JobSpec, planned: Container[str]
 ) -> Iterator[Problem]:
-    """Find inputs that name an output which no job has, or whose job is not waited for."""
+    """Yield a problem for each input from an output that no job has, or that is not waited for."""
     waited_for = {one.job for one in spec.depends_on if one.when == "ok"}
     for name, one in spec.inputs.items():
         if not one.source.startswith(OUTPUT):
@@ -170,7 +170,7 @@ def _pinned(catalogue: Catalogue, one: Input) -> str:
 
 
 def _look_for(catalogue: Catalogue, store: str, path: str) -> None:
-    """Raise DataNotFound, with what there is instead, unless something is at the path."""
+    """Raise DataNotFound, naming similar files, unless something exists at the path."""
     from rayjobs.datastore.backends import open_backend
     from rayjobs.datastore.refs import clean_path
     from rayjobs.datastore.sources import glob_pattern, has_glob
@@ -197,12 +197,12 @@ def _look_for(catalogue: Catalogue, store: str, path: str) -> None:
     raise DataNotFound(
         f"there is nothing at {path or '/'!r} in datastore {store!r} ({backend.where}); "
         + (f"{parent or '/'!r} has: {shown}." if names else "it is empty.")
-        + f" `rayjobs data ls {store}` shows it, `rayjobs data put` brings data there."
+        + f" `rayjobs data ls {store}` lists the files, `rayjobs data put` stores some."
     )
 
 
 def _meant_job(workspace: OpenWorkspace, text: str) -> str:
-    """Return what to write in place of a text that is not a job's id."""
+    """Return what to write in place of a string that is not a job's id."""
     try:
         return f"Write its id: output:{workspace.store.find(text, newest=True).id}/NAME."
     except (NotFoundError, UsageError):
@@ -210,7 +210,7 @@ def _meant_job(workspace: OpenWorkspace, text: str) -> str:
 
 
 def unknown_variables(spec: JobSpec) -> Iterator[Problem]:
-    """Find arguments that name an input which the job does not have: no path would be there."""
+    """Yield a problem for each argument that names an input which the job does not have."""
     known = {*spec.inputs, *spec.outputs, *_OTHERS}
     for index, argument in enumerate(spec.arguments):
         for name in _VARIABLE.findall(argument):
@@ -313,10 +313,10 @@ def resolve(
 def inputs_read(store: Store, job: Job) -> list[dict[str, Any]]:
     """Return a job's inputs, each with the version that its newest attempt was given.
 
-    Keys: name, source, mode; and once a node had it: how (linked, mounted, downloaded,
-    copied, direct), version (``name:version``, a manifest's digest, or "" for a folder of which
-    none was made), dataset, dataset_id, files, bytes, attempt; and where files of it changed while
-    that attempt ran: changed (a sentence).
+    Keys: name, source, mode; once a node has provided it: how (linked, mounted, downloaded,
+    copied, direct), version (``name:version``, a manifest's digest, or "" for a folder without a
+    manifest), dataset, dataset_id, files, bytes, attempt; and if its files changed while that
+    attempt ran: changed (a sentence).
     """
     seen: dict[str, Mapping[str, Any]] = {}
     if job.spec.inputs:

@@ -1,6 +1,6 @@
 """Records the git state of a source directory: commit, branch, remote and uncommitted changes.
 
-Commit, branch and remote are read from the repository's own files: that runs neither git
+Commit, branch and remote are read from the repository's own files, which runs neither git
 nor a hook. The diff needs git, which runs in parallel to the submit with limits on time and size. A
 submit waits for it at most `PATIENCE_S` after everything else is done. Nothing here can fail a
 submit: the record says what is unknown.
@@ -44,7 +44,7 @@ _SMALL_BYTES = 1024**2
 _HEX = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 # The user's configuration must not run programs or change the output. The exception is a clean
 # filter, such as git-lfs, for a file whose times differ from the index, as with any `git status`:
-# without its filter an unchanged file would count as changed. It ends with git.
+# without its filter an unchanged file would count as changed. The filter ends with git.
 _SAFE = (
     *("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"),
     *("-c", "core.quotePath=false", "-c", "diff.mnemonicPrefix=false", "-c", "diff.noprefix=false"),
@@ -69,7 +69,7 @@ _CODE = frozenset(
         *("java", "js", "jsx", "ts", "tsx", "jl", "r", "scala", "lua"),
     }
 )
-_FORM = 2  # raised when more is masked: what an earlier look kept is not used again
+_FORM = 2  # increased when more is masked, so that earlier cached diffs are not used
 _SHORTEST = 4  # characters of a quoted secret
 # Not secrets whatever their name is, such as max_tokens: 512 or use_token: true.
 _PLAIN = re.compile(r"(?:true|false|yes|no|on|off|null|none|~|[\[{(|>]+)[,;]?", re.IGNORECASE)
@@ -105,7 +105,7 @@ class GitFacts:
     why: str = ""
 
     def properties(self, diff_digest: str | None = None) -> dict[str, str]:
-        """Return Azure ML's properties of a run, and one own property with the rest as JSON.
+        """Return Azure ML's properties of a run, and one of our own with the rest as JSON.
 
         Source: ``azureml._git``: the same names and forms.
         """
@@ -166,7 +166,7 @@ def of_properties(properties: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def one_line(facts: Mapping[str, Any]) -> str:
-    """Return the result of `of_properties` as one line: ``1f3c9a2b on main, 3 files changed …``."""
+    """Return the result of `of_properties` as one line: ``1f3c9a2b4d5e on main, …``."""
     parts = []
     if facts.get("commit"):
         branch = f" on {facts['branch']}" if facts.get("branch") else " (no branch)"
@@ -277,7 +277,7 @@ class GitLook:
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.PIPE,
                         stderr=subprocess.PIPE,
-                        start_new_session=True,  # what it starts ends with it
+                        start_new_session=True,  # so that `_end` also ends what it starts
                     )
                 )
         except FileNotFoundError:
@@ -484,7 +484,7 @@ def without_credentials(url: str) -> str:
         return ""
     user, at, host = parts.netloc.rpartition("@")
     keeps = parts.scheme in ("ssh", "git+ssh") and at and ":" not in user
-    # The address behind a helper, as of ext::https://…, is a part of the path.
+    # The address behind a helper, as in ext::https://…, is a part of the path.
     path = _URL_USER.sub(r"\1", parts.path)
     return urlunsplit((parts.scheme, f"{user}@{host}" if keeps else host, path, "", ""))
 

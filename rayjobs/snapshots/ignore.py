@@ -104,7 +104,7 @@ class Rules:
         text: Its content.
         known: Decisions of the ignore file's lines from an earlier scan with the same text;
             they save compiling the patterns.
-        without: Paths of files that describe the run, and are no part of its code.
+        without: Paths of files that describe the run, and are not part of its code.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Rules:
         return LeftOut(shown, Why.VIRTUAL_ENVIRONMENT)
 
     def _line(self, shown: str) -> int:
-        """Return which line decides: n ignores, -n takes back, 0 says nothing (n from 1)."""
+        """Return the line that decides: n ignores, -n re-includes, 0 if none matches (n from 1)."""
         if not self._lines:
             return 0
         decision = self._known.get(shown)
@@ -176,8 +176,8 @@ class Rules:
             if expression is None or (folders_only and not is_folder):
                 continue
             found = expression.search(path)
-            # `ps_d` is pathspec's mark that a folder above the path matched. Git asks of each
-            # folder on the way down, as our walk does, so only the path itself counts here.
+            # `ps_d` is pathspec's mark that a folder above the path matched. Git checks each folder
+            # on the way down, as our walk does, so only the path itself counts here.
             if found is not None and found.groupdict().get("ps_d") is None:
                 return at if ignores else -at
         return 0
@@ -213,10 +213,10 @@ class Rules:
         return any(kind is why and shown.startswith(folder) for folder, kind in self._wanted)
 
     def _brings_back(self, line: int, why: Why, name: str) -> bool:
-        """Return whether a ``!pattern`` of .rayjobsignore means this default.
+        """Return whether a ``!pattern`` of .rayjobsignore overrides this default.
 
-        ``!src/`` does not ask for src/.env: the pattern's last part must itself be of the kind
-        that is left out, or be the very name.
+        ``!src/`` does not re-include src/.env: the pattern's last part must itself be of the kind
+        that is left out, or be exactly the name.
         """
         if line >= 0 or self.name != IGNORE_FILES[0]:
             return False
@@ -233,7 +233,7 @@ def read_rules(root: Path, *, without: Collection[str] = ()) -> Rules:
 
     Args:
         root: The source directory.
-        without: Paths of files that describe the run, and are no part of its code.
+        without: Paths of files that describe the run, and are not part of its code.
 
     Raises:
         SnapshotError: the ignore file cannot be read.

@@ -96,7 +96,7 @@ def pack(
         cache: Folder of the workspace that caches the digests of unchanged trees, so that they are
             not read again.
         entry: The job's script; it must be in the snapshot.
-        without: Paths of files that describe the run, and are no part of its code.
+        without: Paths of files that describe the run, and are not part of its code.
 
     Raises:
         SnapshotError: too large, unreadable paths (all named), the entry left out, no folder.
@@ -123,7 +123,7 @@ def survey(
 ) -> Snapshot:
     """Return what `pack` would store, without a digest; writes nothing.
 
-    Every file up to 1 MiB is read, since keys and tokens in it are part of the answer.
+    Every file up to 1 MiB is read, since the warnings name files that contain keys or tokens.
 
     Raises:
         SnapshotError: too large, unreadable paths, the entry left out, no folder.

@@ -242,7 +242,7 @@ def _keep_links(found: Scan, links: dict[str, str]) -> None:
 
 
 def refuse_unreadable(paths: Iterable[str], root: Path) -> None:
-    """Raise SnapshotError when there is any, naming all."""
+    """Raise SnapshotError, which names all paths, if there are any."""
     listed = sorted(paths)
     if listed:
         lines = "\n".join(f"  {printable(path)}" for path in listed)
@@ -366,7 +366,7 @@ def warnings_of(found: Scan) -> list[str]:
         )
     special = [f"{left.path} ({left.detail})" for left in found.left_out if left.why is Why.SPECIAL]
     if special:
-        warnings.append(f"left out, no plain files: {_some(special)}")
+        warnings.append(f"left out, because they are not plain files: {_some(special)}")
     links = [f"{left.path} ({left.detail})" for left in found.left_out if left.why is Why.LINK]
     if links:
         warnings.append(
@@ -406,9 +406,8 @@ def warnings_of(found: Scan) -> list[str]:
     warnings.extend(printable(note) for note in found.notes[:NAMED_AT_MOST])
     if any(entry.path.startswith("outputs/") for entry in found.entries):
         warnings.append(
-            "outputs/ is not empty and is packed too; the job's own outputs are stored from the "
-            f"folder of that name, these files with them. The line `/outputs/` in "
-            f"{IGNORE_FILES[0]} leaves it out"
+            "outputs/ is not empty and is packed too, so the job stores these files again with its "
+            f"own outputs. The line `/outputs/` in {IGNORE_FILES[0]} leaves it out"
         )
     return warnings
 

@@ -29,7 +29,7 @@ class Remembered:
     Attributes:
         rules: Fingerprint of the ignore file.
         decisions: The decisions of its lines by path.
-        signature: Of the tree; empty if it changed too recently to be trusted.
+        signature: The tree's signature; empty if the tree changed too recently to be trusted.
         suspects: Files that hold what looks like a secret.
     """
 

@@ -21,9 +21,9 @@ from rayjobs.snapshots.links import leaves_tree
 from rayjobs.snapshots.pack import DISK_FULL
 from rayjobs.snapshots.scan import Entry, Kind
 
-WINDOW_LIMIT = 128 * 1024**2  # bytes of memory that an archive may make zstd take
+WINDOW_LIMIT = 128 * 1024**2  # bytes: the most memory that zstd may use for an archive
 RESERVE = 64 * 1024**2  # bytes left free on the disk
-HEADER_ALLOWANCE = 4096  # bytes of the stream per entry that are no content
+HEADER_ALLOWANCE = 4096  # bytes of the stream per entry that are not content
 
 
 def unpack(
@@ -92,12 +92,12 @@ def require_digest(archive: Path, digest: str, *, limits: Limits = UNPACK_LIMITS
 
 
 def require_key(archive: BinaryIO, key: str) -> None:
-    """Raise SnapshotError unless a stream is the archive whose key in the blob store this is."""
+    """Raise SnapshotError unless a stream is the archive that `key` names in the blob store."""
     _check_hash(archive, f"sha256:{Path(key).name.partition('.')[0]}", UNPACK_LIMITS)
 
 
 def is_of_key(archive: BinaryIO, key: str) -> bool:
-    """Whether a stream is the archive whose key in the blob store this is."""
+    """Return whether a stream is the archive that `key` names in the blob store."""
     try:
         require_key(archive, key)
     except SnapshotError:
@@ -131,7 +131,7 @@ def _stream(file: BinaryIO) -> zstandard.ZstdDecompressionReader:
 
 
 def _check_hash(file: BinaryIO, digest: str, limits: Limits) -> int:
-    """Return the bytes of the content, or raise SnapshotError when it is not `digest`."""
+    """Return the content's size in bytes; raise SnapshotError if its digest is not `digest`."""
     most = limits.size + limits.files * HEADER_ALLOWANCE
     hashed = hashlib.sha256()
     size = 0

@@ -1,4 +1,4 @@
-"""A stored snapshot as a zip file: what ``Run.restore_snapshot`` gives."""
+"""A stored snapshot as a zip file, for ``Run.restore_snapshot``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def write_zip(digest: str, target: Path, *, cache: Path, fetch: Callable[[], Bin
     """Write a snapshot as a zip file, whole or not at all.
 
     Args:
-        digest: Of the snapshot.
-        target: The zip file; one that is there is replaced.
+        digest: The snapshot's digest.
+        target: The zip file; an existing one is replaced.
         cache: Folder of unpacked snapshots.
-        fetch: Opens the stored archive, where it is not unpacked yet.
+        fetch: Opens the stored archive if it is not unpacked yet.
 
     Raises:
         SnapshotError: the archive is damaged.

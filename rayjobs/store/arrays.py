@@ -121,7 +121,7 @@ class ArrayEnds(Part):
 
 
 def _cause(failed: Sequence[sqlite3.Row], total: int) -> Failure:
-    """Return the array's failure: the first one of the worst class among its members."""
+    """Return the array's failure: the first of its members', preferably not a time limit."""
     known = [(row["array_index"], failure_of(row["failure"])) for row in failed]
     # A time limit has its own exit code, which is used only if nothing else failed.
     hard = [

@@ -270,7 +270,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
                 if known is not None and json.loads(known["hosts"]):
                     return False
             if connection.execute(transitions.REQUEUE, values).fetchone() is None:
-                # The request came first, and the queue would never start the job.
+                # The cancel request came first; the queue would never start the job.
                 new = JobState.CANCELED
                 by = self._canceled_by(connection, job_id)
                 reason = values["reason"] = f"{by} instead of queued again ({reason})"
@@ -365,8 +365,8 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
         self, connection: sqlite3.Connection, row: sqlite3.Row, now: str, by: str
     ) -> JobState:
         state = JobState(row["state"])
-        is_asked = state.is_final or row["cancel_requested_at"] is not None
-        if row["kind"] == INTERACTIVE and not is_asked:
+        is_ending = state.is_final or row["cancel_requested_at"] is not None
+        if row["kind"] == INTERACTIVE and not is_ending:
             # No target ends its process; later logs are stored but change no state.
             reason = f"canceled by {by}" if by else "canceled"
             self._end_run(

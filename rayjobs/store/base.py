@@ -664,12 +664,12 @@ class TargetStore(Protocol):
         """
 
     def wake_target(self, target: str) -> None:
-        """Wake the actor that watches the store, on any machine; no effect for a file."""
+        """Wake the actor that watches the store, on any machine; no effect for a SQLite file."""
 
     def watch_wakes(self, target: str, *, epoch: str, wake: Callable[[], None]) -> None:
         """Call `wake` from a thread for each `wake_target`, and write signs of life until `close`.
 
-        It is also called after a lost connection. Nothing is watched for a file.
+        It is also called after a lost connection. A SQLite file is not watched.
         """
 
 

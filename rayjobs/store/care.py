@@ -188,7 +188,7 @@ def would_drop(path: Path, source: Path) -> Dropped:
 
 
 def restore(path: Path, source: Path | None) -> Restored:
-    """Replace a store by a backup, or accept the store as it is; return the dropped records.
+    """Replace a store with a backup, or accept the store as it is; return the dropped records.
 
     The replaced store is kept next to it under another name. Processes that open the store
     meanwhile are refused, even if this process is killed; repeating the restore completes it.
@@ -302,7 +302,7 @@ def unused(path: Path, stem: str) -> Path:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[sqlite3.Connection | None]:
-    """Lock all other processes out of a store, and merge its WAL into the one file if possible.
+    """Lock all other processes out of a store, and merge its WAL into the main file if possible.
 
     Yields the locking connection; None if there is no store.
 
@@ -339,7 +339,7 @@ def alone(path: Path) -> Iterator[sqlite3.Connection | None]:
 
 @contextlib.contextmanager
 def opened(path: Path, *, read_only: bool = False) -> Iterator[sqlite3.Connection]:
-    """Give a connection in autocommit mode, whatever the file's version and its note are."""
+    """Yield a connection in autocommit mode, whatever the file's version and its note are."""
     # A question mark or percent sign in a folder's name must not be parsed as part of the URI.
     uri = path.absolute().as_uri() + ("?mode=ro" if read_only else "")
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)

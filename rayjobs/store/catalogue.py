@@ -77,7 +77,7 @@ class StoreCatalogue:
         self._former: tuple[Path, ...] = ()
 
     def follow(self, root: Path, former: Iterable[Path]) -> None:
-        """Map folders that were recorded inside `former` to those of `root`.
+        """Map folders that were recorded inside one of `former` to the same places inside `root`.
 
         Args:
             root: The workspace's path.
@@ -90,7 +90,7 @@ class StoreCatalogue:
         root = record.settings.get("root") if record.kind == "local" else None
         if root is None:
             return record
-        # A former place may be above or below the present one: the innermost is meant.
+        # A former path may contain the current one or be inside it: the innermost match counts.
         for old in sorted({self._root, *self._former}, key=lambda one: -len(one.parts)):
             if not Path(root).is_relative_to(old):
                 continue
@@ -98,7 +98,7 @@ class StoreCatalogue:
             if old == self._root or (
                 old.is_relative_to(self._root) and Path(root).is_dir() and not moved.is_dir()
             ):
-                return record  # a folder of its own where the workspace once was
+                return record  # it has not moved, or is an unrelated folder at a former path
             return replace(record, settings={**record.settings, "root": str(moved)})
         return record
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class EnvironmentStore(Protocol):
-    """Registered environments: definitions with versions, labels; and the locks of jobs."""
+    """Registered environments: definitions with versions and labels; and the locks of jobs."""
 
     def put_environment(self, name: str, definition: str, *, user: str) -> EnvironmentVersion:
         """Write the next version of an environment durably; return it.

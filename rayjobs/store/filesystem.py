@@ -7,7 +7,7 @@ from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
 
-# Their locks are not those that SQLite's -wal mode needs between machines.
+# SQLite's WAL mode needs memory that all its processes share, so they must be on one machine.
 # Source: sqlite.org/wal.html ("All processes … must be on the same host computer").
 SHARED = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs"}

@@ -51,7 +51,7 @@ class InteractiveStore(Protocol):
         """
 
     def run_writers(self) -> list[tuple[str, Writer]]:
-        """Return the interactive runs that have not ended with their writers, oldest first."""
+        """Return the unfinished interactive runs, oldest first, each with its writer."""
 
     def end_orphans(self, runs: Sequence[str], *, reasons: Mapping[str, str]) -> tuple[str, ...]:
         """End runs whose process is gone, in this order; return those that had not yet ended.

@@ -116,7 +116,7 @@ class JobsPart(Part):
         """See `Store.submit`."""
         spec = new.spec
         if spec.array is not None:
-            raise UsageError("the spec is an array's (`array`); submit it as one, or remove that")
+            raise UsageError("the spec has `array`; use `submit_array`, or remove the field")
         if new.claim is not None and new.parent is None:
             raise UsageError("a claim belongs to a parent; give `parent` with it")
         now = self._now()

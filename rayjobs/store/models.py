@@ -180,7 +180,7 @@ def register_all(
             why = one.why
         else:
             try:
-                # Only known now: the run ends with its models.
+                # The end is known only now: the run ends in this transaction.
                 draft = replace(one, lineage={**one.lineage, "ended_at": now})
                 row, _ = _register(connection, job, draft, now)
             except UsageError as error:  # raised before anything is written
@@ -196,7 +196,7 @@ def register_all(
 
 
 def refusals(registrations: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str:
-    """Return the reason of a run that completed without all its models, else an empty text."""
+    """Return the reason of a run that completed without all its models, else an empty string."""
     found = [message for kind, message, _ in registrations if kind == REFUSED]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return f"{found[0]}{more}" if found else ""

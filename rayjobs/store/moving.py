@@ -194,7 +194,7 @@ def _check_file(source: sqlite3.Connection, path: Path) -> None:
 
 def _check_postgres(source: Connection, database: PostgresDatabase) -> int:
     (found,) = source.execute("SELECT version FROM store_state").fetchone() or (0,)
-    if found not in (VERSION, MOVED):  # finish a move that was killed
+    if found not in (VERSION, MOVED):  # MOVED: the caller finishes a move that was killed
         raise StoreVersionError(
             f"the store {database.where} has schema version {found}, but this rayjobs has "
             f"{VERSION}: use the rayjobs that wrote it",

@@ -172,7 +172,7 @@ class PipelineStore(Protocol):
 
         Args:
             schedule: Its id.
-            due: The time that was read.
+            due: The due time that the caller has read.
             next_at: When it is next due; None: never.
             note: What happened, for people.
             failed_start: Why the run could not be started and stays due; empty: nothing prevented

@@ -176,7 +176,7 @@ class Connection:
         if found is None or not found.nfields:
             self.total_changes += max(0, cursor.rowcount)
             return Result([], cursor.rowcount)
-        # `cursor.description` makes an object of each column, several times a submit.
+        # `cursor.description` would create an object per column, several times per submit.
         made = _row_class(tuple((found.fname(at) or b"").decode() for at in range(found.nfields)))
         rows = [made(row) for row in cursor.fetchall()]
         self.total_changes += len(rows) if is_change else 0
@@ -290,7 +290,7 @@ class PostgresDatabase:
         """Open the store; create it in a schema without one, and upgrade an older one.
 
         Args:
-            create: Off: refuse a schema without a store.
+            create: If False, refuse a schema without a store.
 
         Raises:
             UsageError: the URL is invalid, or contains a password.
@@ -609,7 +609,7 @@ class PostgresDatabase:
         try:
             yield
         except sqlite3.IntegrityError:
-            raise  # meaningful to the statement's author
+            raise  # the code that runs the statement handles it
         except psycopg.Error as error:
             self._raise(error)
 

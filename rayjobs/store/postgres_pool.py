@@ -1,4 +1,4 @@
-"""The connections of one process to a store in PostgreSQL: bounded, reused, and queued for.
+"""The connections of one process to a store in PostgreSQL: a bounded pool that threads share.
 
 It does not use psycopg_pool, whose threads do not survive a fork, and whose check for a cut
 connection takes a round trip in each transaction.

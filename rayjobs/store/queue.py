@@ -64,7 +64,7 @@ WHERE job IN (SELECT value FROM json_each(:jobs)) AND started_at IS NOT NULL
 
 _FINAL = ", ".join(f"'{state}'" for state in sorted(FINAL))
 
-# The first word stays; the start of a job that had an allocation is not predicted again.
+# The first prediction stays; a job that has had an allocation gets no more predictions.
 NOTE = """
 INSERT INTO predictions (job, first_at, first_starts_at, first_basis,
     last_at, last_starts_at, last_basis)
@@ -103,11 +103,11 @@ state = 'Queued' AND kind = 'job' AND hold IS NULL AND (not_before IS NULL OR no
 OLDEST = f"""
 SELECT target, MIN(submitted_at) AS at FROM jobs
 WHERE {_MAY_START} AND REPLACE(spec, :mark, '') = spec GROUP BY target
-"""  # noqa: S608 - made of our own texts
+"""  # noqa: S608 - made of our own names
 DEPENDENT = f"""
 SELECT target, submitted_at, spec FROM jobs
 WHERE {_MAY_START} AND REPLACE(spec, :mark, '') <> spec
-"""  # noqa: S608 - made of our own texts
+"""  # noqa: S608 - made of our own names
 STATES = "SELECT id, state FROM jobs WHERE id IN (SELECT value FROM json_each(:jobs))"
 DEPENDS = '"depends_on":[{'  # as specs are written
 

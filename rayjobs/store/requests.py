@@ -24,8 +24,8 @@ class JobFilter:
         parent: The id of its array or sweep.
         target: Its target.
         tag: Name and value of one of its tags.
-        members: Include members of arrays. Without them, an unfinished array is in each state
-            that an unfinished member of it is in, instead of its own.
+        members: Include members of arrays. Without them, an unfinished array counts as being in
+            each state of its unfinished members, not in its own.
         trials: Include trials of sweeps.
         limit: The maximum number of jobs; None returns all.
         newest_first: By time of submission, newest first; otherwise oldest first.
@@ -109,7 +109,7 @@ class JobChanges:
         tags: Tags to set; a tag whose value is None is removed.
         properties: Properties to add.
         display_name: The name that people see.
-        description: A text for people; an empty text removes it.
+        description: A text for people; an empty string removes it.
         hold: Why the job is to be held; not empty.
         release: Release the job; not together with `hold`.
 

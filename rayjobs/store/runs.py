@@ -78,7 +78,7 @@ WHERE job = :job AND number > 1 AND number NOT IN (
 
 PROGRAMS = "azure/"  # prefix of the keys of programs' settings among the store's own
 
-# A range of the key's index: texts are compared by their bytes in both databases.
+# A range of the key's index: both databases compare text byte by byte.
 RANGE = "SELECT key, value FROM meta WHERE key >= :first AND key < :end ORDER BY key"
 SMALLEST = -(2**63)
 LAST = "\U0010ffff"  # sorts after every other character

@@ -24,7 +24,7 @@ ON CONFLICT (name) DO UPDATE SET number = targets.number + 1, epoch = excluded.e
     claimed_at = excluded.claimed_at
 RETURNING number
 """
-# Keys of the store's own values, before the target's name.
+# Prefixes of keys in `meta`; the target's name follows.
 SERVES, ALIVE = "serves ", "alive "
 NOTE = """
 INSERT INTO meta (key, value) VALUES (:key, :value)

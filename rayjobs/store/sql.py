@@ -57,10 +57,11 @@ class SqlStore(
     call returns; other changes survive the death of any process.
 
     Args:
-        url_or_path: A path, ``sqlite:///path``, or ``:memory:`` for a store that ends with it.
+        url_or_path: A path, ``sqlite:///path``, or ``:memory:`` for a store that this object
+            holds in memory.
         clock: The source of times.
         busy_timeout_s: How long to wait for another process's lock.
-        create: Off: in PostgreSQL, a schema without a store is refused. Files are always created.
+        create: If False, a PostgreSQL schema without a store is refused. Files are always created.
 
     Raises:
         StoreBusyError, StoreFullError, StoreVersionError: see `Store`.
@@ -93,7 +94,7 @@ class SqlStore(
         return self._catalogue
 
     def owner(self, workspace: str) -> str:
-        """Return the id of the workspace that owns the store: the first one that asked."""
+        """Return the id of the workspace that owns the store: the first one that called this."""
         with self._database.write(durable=True) as connection:
             connection.execute(OWN, {"workspace": workspace})
             return str(connection.execute(OWNER).fetchone()[0])
@@ -127,7 +128,7 @@ def _database(url_or_path: str | Path, busy_timeout_s: float, *, create: bool) -
         if postgres_address.is_url(url_or_path):
             from rayjobs.store import postgres
 
-            # It has the same methods; a common base class would be another file for two users.
+            # It has the same methods as `Database`; a common base class would only add a file.
             opened = postgres.PostgresDatabase(
                 url_or_path, busy_timeout_s=busy_timeout_s, create=create
             )
@@ -144,7 +145,8 @@ def _path_of(url_or_path: str | Path) -> Path | None:
     if not separator:
         return Path(url_or_path).expanduser().absolute()
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
-        # Source: SQLAlchemy's URLs, three slashes before a relative path, four before another.
+        # Source: SQLAlchemy's URLs, three slashes before a relative path, four before an
+        # absolute one.
         return Path(rest[1:]).absolute()
     raise UsageError(
         f"the store {url_or_path!r} is of a kind that this version does not support; give a path, "

@@ -4,7 +4,7 @@ The store does not know the meaning of a trial's state or a sweep's definition: 
 defines sweeps does, and this one is below it. The column `driver` names, as ``module:function``,
 the function that starts a driver of the sweep on a target (docs/decisions/0010-sweep-drivers.md).
 
-Reports are a JSON list of numbers; values that JSON cannot represent are the texts ``"NaN"``,
+Reports are a JSON list of numbers; values that JSON cannot represent are the strings ``"NaN"``,
 ``"Infinity"`` and ``"-Infinity"``.
 """
 
@@ -221,7 +221,7 @@ def _news(
 ) -> ChildNews:
     attempt = row["attempt"]
     known = cursor.get("ranks", {}) if cursor.get("attempt") == attempt else {}
-    # JSON has turned the keys of a mapping into texts.
+    # JSON has turned the keys of a mapping into strings.
     ranks = {int(rank): int(sequence) for rank, sequence in known.items()}
     points: list[MetricPoint] = []
     rank = -1

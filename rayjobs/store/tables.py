@@ -232,7 +232,7 @@ steps = sa.Table(
     sa.Column("after", sa.Text, nullable=False),
     sa.Column("reuse_key", sa.Text),  # NULL: never reused
     sa.Column("parts", sa.Text, nullable=False),  # the parts of the key
-    sa.Column("original", sa.Text),  # the job that it reuses; NULL: it ran itself
+    sa.Column("original", sa.Text),  # the job whose results it reuses; NULL: it ran itself
     sa.Column("decision", sa.Text, nullable=False),
     sa.UniqueConstraint("job", name="uq_steps_job"),
 )
@@ -286,7 +286,7 @@ pipeline_schedules = sa.Table(
     sa.Column("continues", sa.Integer),  # NULL: the pipeline's own setting
     sa.Column("recurrence", sa.Text),
     sa.Column("watched", sa.Text),
-    sa.Column("seen", sa.Text),  # the watched files at the last look
+    sa.Column("seen", sa.Text),  # the watched files at the last check
     sa.Column("is_active", sa.Integer, nullable=False),
     sa.Column("next_at", sa.Text),  # NULL: never
     sa.Column("last_run", sa.Text),
@@ -357,7 +357,7 @@ datastores = sa.Table(
     metadata,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("settings", sa.Text, nullable=False),  # never a secret, only names of where one is
+    sa.Column("settings", sa.Text, nullable=False),  # no secret, only its variable or profile
 )
 
 datasets = sa.Table(

@@ -54,7 +54,7 @@ class WaitingPart(Part):
     def queue_marks(self, target: str) -> list[Mark]:
         """See `Store.queue_marks`."""
         with self._database.read() as connection:
-            # Plain tuples: for ten thousand, creating rows takes as long as reading them.
+            # Plain tuples: for ten thousand jobs, creating rows takes as long as reading them.
             cursor = connection.cursor()
             cursor.row_factory = None
             return cursor.execute(MARKS, {"target": target}).fetchall()

@@ -68,7 +68,7 @@ class Witness:
             os.close(descriptor)
 
     def note(self, events: int, *, synced: bool) -> None:
-        """Record how many events were committed. If the disk refuses, the note only lags."""
+        """Record how many events were committed. If that fails, the note only lags."""
         with contextlib.suppress(OSError):
             if self._descriptor is None:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

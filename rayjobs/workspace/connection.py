@@ -30,7 +30,7 @@ CONNECT_S = 5.0
 PATIENCE_S = 120.0  # for a server that has already answered this process
 FIRST_PATIENCE_S = 20.0
 NOTED_S = 1.0
-MOST_SAID = 120  # characters of a server's sentence in a note
+MOST_SAID = 120  # characters of a server's message in a note
 AGAIN_S = 0.5
 AWAY_S = 120.0  # a followed stream waits this long for the server's storage
 FIRST_PAUSE_S = 0.1
@@ -232,7 +232,7 @@ class Connection:
         number: int,
         connection: http.client.HTTPConnection,
     ) -> Any:
-        """Return what `take` makes of an answer; without it, the answer, for the caller to read."""
+        """Return `take(answer)`; without `take`, the answer, whose body the caller reads."""
         if take is None:
             self._read.append(connection)
             return answer
@@ -241,10 +241,10 @@ class Connection:
         return taken
 
     def _why_wrong(self, number: int, error: Exception) -> str:
-        """Return why another try cannot help before the address is another one; else empty."""
+        """Return why retries cannot help until the address is changed; empty if they can."""
         parts = urlsplit(self._servers[number])
         if isinstance(error, socket.gaierror):
-            # The resolver has had its own tries. A program that is at work waits for the network.
+            # The resolver has retried itself. (A program that has had an answer keeps retrying.)
             return f"the name {parts.hostname!r} cannot be resolved ({error.strerror})"
         from rayjobs.workspace import wrong_scheme
 
@@ -315,7 +315,7 @@ class Connection:
         raise found
 
     def lines(self, path: str, *, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the records of a stream of JSON lines; ends early if the server goes away.
+        """Yield the records of a stream of JSON lines; ends early if the server stops.
 
         Raises:
             RayjobsError: the error that the server returned.
@@ -334,7 +334,7 @@ class Connection:
         """Yield the records of a stream to its end, reconnecting after a lost connection.
 
         Args:
-            query: Called at each start; its result says from where the stream continues.
+            query: Called at each start; its result says where the stream continues.
 
         Yields an empty record after a lost connection.
 
@@ -363,9 +363,9 @@ class Connection:
 
 
 class _Tries:
-    """Yields which server to try, one after the other, with pauses between the rounds.
+    """Yields the number of each server to try in turn, with pauses between the rounds.
 
-    Ends once each was tried and the time is up, or all addresses are wrong.
+    Ends when each was tried and the time is up, or when all addresses are wrong.
 
     Attributes:
         failure: Why the last try failed.
@@ -407,7 +407,7 @@ def _whole(answer: http.client.HTTPResponse) -> bytes:
 
 
 def _cause(error: Exception) -> str:
-    """Return why a request failed, for people: without the number of the system's error."""
+    """Return why a request failed, for people: without the errno."""
     if isinstance(error, OSError) and error.strerror and error.filename is None:
         return error.strerror
     return str(error) or type(error).__name__

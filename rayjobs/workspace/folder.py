@@ -349,8 +349,8 @@ def open_workspace(
     upgrades an older store and ends interactive runs whose process is gone.
 
     Raises:
-        NotFoundError: there is no workspace, and `create` is off.
-        StoreVersionError: the folder or its store is of a newer rayjobs.
+        NotFoundError: there is no workspace, and `create` is False.
+        StoreVersionError: a newer rayjobs wrote the folder or its store.
         StoreError: the folder cannot be used.
     """
     from rayjobs.store.sql import BUSY_TIMEOUT_S, SqlStore

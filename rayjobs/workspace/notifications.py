@@ -157,7 +157,8 @@ def mailer_of(server: str, sender: str | None) -> Mailer:
         raise UsageError(f"{server!r} is not smtp://[USER@]HOST[:PORT] or smtps://…")
     if parts.password:
         raise UsageError(
-            f"a password in the address would be stored; `rayjobs target secret set {PASSWORD}`"
+            f"a password in the address would be stored; give it with `rayjobs target secret set "
+            f"{PASSWORD}` instead"
         )
     if sender is None or "@" not in sender:
         raise UsageError("give the sender of the mails: --from robot@example.org")

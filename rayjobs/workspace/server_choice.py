@@ -1,6 +1,6 @@
-"""The choice of a server: this process uses a workspace's server, or a folder.
+"""Chooses whether this process uses a workspace's server or a folder.
 
-Every command imports it; what speaks HTTP is in `rayjobs.workspace.connection`.
+Every command imports this module; the HTTP code is in `rayjobs.workspace.connection`.
 """
 
 from __future__ import annotations

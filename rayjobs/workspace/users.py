@@ -191,7 +191,7 @@ def all_tokens(store: Store) -> list[Token]:
 
 
 def revoke(store: Store, name: str, *, by: str, now: datetime | None = None) -> list[Token]:
-    """Revoke all tokens of a user, or the token with this id; return those that were valid.
+    """Revoke all tokens of a user, or the token with this id; return those not revoked before.
 
     Raises:
         NotFoundError: there is no such user or token.
@@ -204,7 +204,7 @@ def revoke(store: Store, name: str, *, by: str, now: datetime | None = None) -> 
 
 
 def revoke_token(store: Store, token_id: str, *, by: str, only_of: str | None = None) -> bool:
-    """Revoke the token with this id; return whether it was valid.
+    """Revoke the token with this id; return False if it was revoked before.
 
     Args:
         only_of: Revoke it only if it is this user's; None means any user's.

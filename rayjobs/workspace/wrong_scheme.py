@@ -1,4 +1,4 @@
-"""Finds out whether a server speaks the other scheme than its address says: TLS, or plain HTTP."""
+"""Detects a server that speaks plain HTTP although its address says HTTPS, or the reverse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sentence(parts: SplitResult, error: Exception) -> str:
         error: How a request to it failed.
     """
     if parts.scheme == "https":
-        # Any answer that is not TLS gives one of these errors: also that of another protocol.
+        # Any answer that is not TLS causes this error, also one in another protocol.
         if isinstance(error, ssl.SSLError) and _speaks_http(parts):
             return f"{parts.netloc} speaks plain HTTP, without TLS: use http://{parts.netloc}"
     elif isinstance(error, http.client.HTTPException | ConnectionError) and _speaks_tls(parts):

@@ -88,8 +88,8 @@ def test_a_filtered_table_is_registered_and_found_as_it_was(
         (lambda t: t["years"] > 1, "no column 'years'; it has id, name, age, town"),
         (lambda t: t["name"] > 1, "does not fit the columns' types"),
         (lambda t: t["age"] == [1], "cannot be compared with a column"),
-        (lambda t: t["name"].contains(t["town"]), "contains takes a text"),
-        (lambda t: t[3] == 1, "a column is named by a text"),
+        (lambda t: t["name"].contains(t["town"]), "contains takes a string"),
+        (lambda t: t[3] == 1, "a column is named by a string"),
     ],
 )
 def test_invalid_condition_is_refused(

@@ -13,5 +13,5 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Refuse to run: every store that this code opens has this version at least."""
+    """Refuse to run: every store that this code opens has at least this version."""
     raise RuntimeError("a new store is created from schema.sql, not by migrations")

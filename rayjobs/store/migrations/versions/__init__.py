@@ -1,1 +1,1 @@
-"""One file a step; its number is the schema version that it leads to."""
+"""One file per step; its number is the schema version that it leads to."""
