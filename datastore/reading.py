@@ -172,7 +172,7 @@ def checked(
 def _damage(entry: FileEntry, local: Path, look: Look | None, digest: str, version: Version) -> str:
     name = f"dataset {version.name}" if version.name else "this version of the data"
     since = f" (registered {version.registered_at})" if version.registered_at else ""
-    there = "it is gone" if look is None else what(look, digest)
+    now = "it is gone" if look is None else what(look, digest)
     changed_ns, _, _ = entry.etag.partition("-")
     try:
         before = what((entry.size, int(changed_ns, 16), 0), entry.digest)
@@ -191,6 +191,6 @@ def _damage(entry: FileEntry, local: Path, look: Look | None, digest: str, versi
     if entry.digest:
         restore += " (any copy with the recorded content is accepted)"
     return (
-        f"{local} is not the file that {name} recorded{since}. Recorded: {before}. Now: {there}. "
+        f"{local} is not the file that {name} recorded{since}. Recorded: {before}. Now: {now}. "
         f"To restore it, {restore}. To use the current file, {register}."
     )

@@ -259,7 +259,7 @@ class FsspecBackend:
             system.invalidate_cache(parent)
         stored = self.stat(path)
         if stored is None:
-            raise DatastoreUnavailable(f"{self.where}/{path} was stored, but is not there.")
+            raise DatastoreUnavailable(f"{self.where}/{path} was stored, but cannot be found.")
         return StoredFile(stored.path, stored.size, stored.etag, f"sha256:{running.hexdigest()}")
 
     def remove(self, path: str) -> None:

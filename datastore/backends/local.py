@@ -156,8 +156,8 @@ class LocalBackend:
         """See `Backend`."""
         if not self.root.is_dir():
             raise DataNotFound(
-                f"folder {self.root} does not exist on this machine. Create it, or mount what "
-                "belongs there."
+                f"folder {self.root} does not exist on this machine. Create it, or mount "
+                "its file system."
             )
         try:
             with os.scandir(self.root) as entries:

@@ -116,8 +116,8 @@ class NodeSnapshots:
             return bool(noted["boot_id"] == boot_id()) and (self.root / key).is_dir()
         except (OSError, ValueError, KeyError, TypeError) as error:
             if openfiles.is_exhausted(error):
-                raise  # it may be whole: nothing is known
-            return False  # not there, or torn by a crash: unpack it again
+                raise  # no file could be opened, so it may be whole
+            return False  # missing, or torn by a crash: unpack it again
 
     def _note(self, key: str) -> None:
         write_atomic(self.root / f"{key}.json", json.dumps({"boot_id": boot_id()}))

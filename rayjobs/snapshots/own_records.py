@@ -69,7 +69,7 @@ class OwnRecords:
         return None
 
     def file_at_top(self, name: str) -> str | None:
-        """Return why an entry at the top of the source directory belongs to records there."""
+        """Return whose record a top-level entry is; None if it is not one."""
         return "of the workspace or home in this folder" if name in self._top else None
 
     def file(self, path: str, name: str, size: int) -> str | None:

@@ -70,7 +70,7 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except FileNotFoundError as error:
-        raise SnapshotError(f"the snapshot's archive {path} is not there") from error
+        raise SnapshotError(f"the snapshot's archive {path} does not exist") from error
 
 
 def _spool(archive: BinaryIO, spool: BinaryIO, limits: Limits) -> None:

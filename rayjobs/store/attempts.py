@@ -176,8 +176,8 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
 
         Raises:
             ValueError: models were given with a state other than Completed.
-            TransitionError: `state` is not final, or the job's state has no step to it (only a job
-                that is Finalizing can be Completed).
+            TransitionError: `state` is not final, or no transition leads to it from the job's state
+                (only a job that is Finalizing can be Completed).
         """
         statement = transitions.ENDS.get(state)
         if statement is None:

@@ -218,7 +218,7 @@ class ArrayStore(Protocol):
 
 
 class AttemptStore(Protocol):
-    """Attempts: how a job moves from state to state, each step conditional on its attempt."""
+    """Attempts: how a job moves from state to state, each time on condition of its attempt."""
 
     def start(
         self,
@@ -247,11 +247,11 @@ class AttemptStore(Protocol):
     def move(
         self, job_id: str, *, attempt: int, old: JobState, new: JobState, reason: str = ""
     ) -> bool:
-        """Move a live job one step, if it is still in `old` with this attempt.
+        """Move a live job from `old` to `new`, if it is still in `old` with this attempt.
 
         Raises:
-            TransitionError: there is no such step. Final states are reached by `finish`, Queued
-                by `requeue`.
+            TransitionError: there is no such transition. `finish` leads to final states, `requeue` to
+                Queued.
         """
 
     def set_reason(self, job_id: str, *, attempt: int, reason: str) -> bool:
@@ -302,8 +302,8 @@ class AttemptStore(Protocol):
             also_requeued: Also end a job that was put back into the queue, as a cancel does.
 
         Raises:
-            TransitionError: `state` is not final, or there is no such step (only a job that is
-                Finalizing can be Completed).
+            TransitionError: `state` is not final, or there is no such transition (only a job
+                that is Finalizing can be Completed).
             ValueError: models with another state than Completed.
         """
 

@@ -136,7 +136,7 @@ class StoreCatalogue:
             if jobs:
                 raise DatastoreUsedByJobs(
                     f"datastore {name!r} is used by unfinished jobs: {references.listed(jobs)}. "
-                    f"Wait for their end, or cancel them; nothing was removed"
+                    f"Wait until they end, or cancel them; nothing was removed"
                 )
             connection.execute("DELETE FROM datastores WHERE name = :name", {"name": name})
             connection.execute(
@@ -253,7 +253,7 @@ class StoreCatalogue:
             if jobs:
                 raise DatasetInUse(
                     f"dataset {title} is an input of unfinished jobs: {references.listed(jobs)}. "
-                    f"Wait for their end, or cancel them; nothing was deleted"
+                    f"Wait until they end, or cancel them; nothing was deleted"
                 )
             models = references.models_made_of(connection, name, version)
             if models and not force:

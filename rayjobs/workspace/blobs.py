@@ -81,7 +81,7 @@ class BlobStore(Protocol):
         ...
 
     def add_file(self, path: str | Path, *, digest: str | None = None) -> Blob:
-        """Store a file's bytes under the `blob_key` of their digest, unless they are there."""
+        """Store a file's bytes under the `blob_key` of their digest, unless already stored."""
         ...
 
     def add_files(self, paths: Sequence[Path]) -> list[Blob | RayjobsError]:
@@ -221,7 +221,7 @@ class FolderBlobs:
         return found
 
     def _draft(self, path: Path, drafts: list[tuple[Path, Path]]) -> Blob:
-        """Copy a file to a temporary name; add its destination to `drafts` unless it is there."""
+        """Copy a file to a temporary name; add its destination to `drafts` unless it is stored."""
         draft = self._temporary / f"{os.getpid()}-{token(8)}"
         with open_source(path) as source, _storage_errors(self.root):
             most = os.fstat(source.fileno()).st_size
