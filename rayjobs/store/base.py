@@ -250,8 +250,8 @@ class AttemptStore(Protocol):
         """Move a live job from `old` to `new`, if it is still in `old` with this attempt.
 
         Raises:
-            TransitionError: there is no such transition. `finish` leads to final states, `requeue` to
-                Queued.
+            TransitionError: there is no such transition: `finish` leads to final states, `requeue`
+                to Queued.
         """
 
     def set_reason(self, job_id: str, *, attempt: int, reason: str) -> bool:

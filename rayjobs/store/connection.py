@@ -256,7 +256,7 @@ class Database:
     def _folder_gone(self) -> str:
         folder, moved = self._own_folder(), self._moved_to()
         if moved is None:
-            return f"the folder {folder} of the store does not exist, or is not accessible"
+            return f"the folder {folder} of the store cannot be seen"
         return (
             f"the workspace {folder} was moved to {moved} in the meantime. Its jobs continue; "
             f"repeat the command there, or with `--workspace {shlex.quote(moved)}`"

@@ -123,7 +123,7 @@ def to_file(url: str, path: Path, *, switch: Switch) -> Moved:
         with database.exclusive() as source:
             is_begun = _check_postgres(source, database) == MOVED
             if path.exists() and not is_begun:
-                raise UsageError(f"{path} exists; move it elsewhere, then repeat the command")
+                raise UsageError(f"{path} exists; move it away, then repeat the command")
             # From the commit on, every user is refused, even on an open connection.
             source.execute("UPDATE store_state SET version = ?", (MOVED,))
         is_linked = is_done = False
@@ -146,7 +146,7 @@ def to_file(url: str, path: Path, *, switch: Switch) -> Moved:
                 with contextlib.suppress(StoreError), database.exclusive() as source:
                     source.execute("UPDATE store_state SET version = ?", (VERSION,))
     except FileExistsError as error:
-        raise UsageError(f"{path} exists; move it elsewhere, then repeat the command") from error
+        raise UsageError(f"{path} exists; move it away, then repeat the command") from error
     except sqlite3.DatabaseError as error:
         raise StoreError(f"{path} cannot be written: {error}", path=str(path)) from error
     except OSError as error:
