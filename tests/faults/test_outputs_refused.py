@@ -168,7 +168,7 @@ def test_job_waits_for_unresponsive_storage(
 def test_a_job_whose_outputs_would_replace_others_fails_once_and_keeps_them(
     tmp_path: Path,
 ) -> None:
-    problem = "output y: in datastore 'st' is already made/res.txt with other bytes."
+    problem = "output y: datastore 'st' already has 1 file with other bytes: made/res.txt."
 
     async def scene(here: World) -> None:
         async def collect(_: AttemptOnNode) -> Collected:

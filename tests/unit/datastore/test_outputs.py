@@ -33,7 +33,7 @@ def test_other_bytes_are_refused_before_anything_is_stored(
 ) -> None:
     assert store(features, written(features, tmp_path / "1", res="one", same="same")).moved == 2
     second = written(features, tmp_path / "2", res="two", same="same", new="new")
-    with pytest.raises(DataExists, match=r"already features/res\.txt with other bytes \(1 file\)"):
+    with pytest.raises(DataExists, match=r"already has 1 file with other bytes: features/res\.txt"):
         store(features, second)
     stored = tmp_path / "st" / "features"
     assert sorted(path.name for path in stored.iterdir()) == ["res.txt", "same.txt"]
