@@ -111,7 +111,7 @@ def test_missing_or_protected_url_is_reported(server: WebServer, cache: Path) ->
             Dataset.File.from_files(refused)
     with pytest.raises(InvalidReference, match="has a query"):
         Dataset.File.from_files(f"{server.root}/a.csv?sig=secret")
-    with pytest.raises(NotSupported, match="read only"):
+    with pytest.raises(NotSupported, match="read-only"):
         backend.put(cache, "a")
     with pytest.raises(DatastoreUnavailable):
         WebBackend("http://127.0.0.1:1", cache / "w", attempts=1).fetch(
