@@ -184,7 +184,7 @@ def test_each_wrong_argument_of_an_mpi_step(
         ("source_directory", "/nowhere/src", "'/nowhere/src' does not exist"),
         ("script_name", "none.py", "script: 'none.py' does not exist"),
         ("compute_target", "nowhere", "there is no target 'nowhere'"),
-        ("inputs", ["x"], "a str ('x') is not data"),
+        ("inputs", ["x"], "a str ('x') cannot be"),
         ("outputs", ["x"], "outputs has a str"),
         ("params", {"a b": 1}, "params has the name 'a b'"),
         ("params", {"a": object()}, "params['a'] is a object"),
@@ -297,7 +297,7 @@ def test_an_output_that_no_step_makes_is_refused_as_an_input(ws: Workspace) -> N
     with pytest.raises(UsageError, match="'lost', which no step of the pipeline produces"):
         built(ws, step(ws, inputs=[lost.as_input()]))
     config = ScriptRunConfig(source(ws)["source_directory"], "a.py", [lost.as_input()])
-    with pytest.raises(UsageError, match="'lost' is read by steps of the pipeline that makes it"):
+    with pytest.raises(UsageError, match="only steps of the pipeline .* can read 'lost'"):
         Experiment(ws, "x").submit(config)
 
 
