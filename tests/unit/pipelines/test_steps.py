@@ -297,7 +297,7 @@ def test_an_output_that_no_step_makes_is_refused_as_an_input(ws: Workspace) -> N
     with pytest.raises(UsageError, match="'lost', which no step of the pipeline produces"):
         built(ws, step(ws, inputs=[lost.as_input()]))
     config = ScriptRunConfig(source(ws)["source_directory"], "a.py", [lost.as_input()])
-    with pytest.raises(UsageError, match="only steps of the pipeline .* can read 'lost'"):
+    with pytest.raises(UsageError, match=r"only steps of the pipeline .* can read 'lost'"):
         Experiment(ws, "x").submit(config)
 
 
