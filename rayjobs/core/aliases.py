@@ -12,8 +12,8 @@ from types import CodeType, ModuleType
 
 # old top-level name → canonical name
 ALIASES = {"datastore": "rayjobs.datastore", "tuning": "rayjobs.tuning"}
-# Modules that processes of an earlier version start, or name in what they pickle: a keeper runs the
-# starter, Ray starts an actor again, an agent answers a new target actor with an error.
+# Old names of modules that processes of an earlier version still use: a keeper runs the starter by
+# name, Ray restarts an actor, and an agent pickles the errors that it returns to a newer actor.
 MOVED = {
     "rayjobs.compute.actor": "rayjobs.engine.actor",
     "rayjobs.compute.agent": "rayjobs.node.agent",
@@ -54,7 +54,7 @@ def alias(old: str) -> None:
 
 
 def find_moved(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Return where to load a module that has moved from, given its old name; None for others."""
+    """Return the import spec of a module that has moved, by its old name; None for other names."""
     if name in MOVED:
         return importlib.machinery.ModuleSpec(name, _AliasLoader(MOVED[name]))
     if any(old.startswith(f"{name}.") for old in MOVED):

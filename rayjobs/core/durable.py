@@ -8,12 +8,12 @@ import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-# From this number of files on, one call for the file system is faster than one for each.
+# From this number of files, one `syncfs` is faster than an `fsync` of each file.
 _MANY = 16
 
 
 def sync_folder(folder: Path) -> None:
-    """Return once the names in `folder` are on the disk (fsync of a file leaves out its name)."""
+    """Return once the names in `folder` are on the disk (fsync of a file omits its name)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

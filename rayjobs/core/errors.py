@@ -8,20 +8,23 @@ RayjobsError
 ├── CannotBePlacedError  can never fit on the target                         exit code 4
 ├── UnreachableError     store, target or cluster cannot be reached          exit code 5
 │   ├── StoreError       the store cannot be read or written
+│   │   ├── StoreUnreachableError  its server does not answer
+│   │   ├── StoreLostError    it was deleted, or lacks records
 │   │   ├── StoreBusyError    another process holds its lock
 │   │   ├── StoreFullError    its disk is full
 │   │   │   └── StorageFullError  the disk of its files (blobs) is full
 │   │   ├── StoreVersionError client and store do not match
 │   │   └── UnreadableSpecError the stored spec of a job cannot be read
 │   └── TargetError      a compute target cannot be started or reached
+│       └── ServedElsewhereError  it belongs to another machine
 ├── TransitionError      the state table has no such step
 │   └── TakenOverError   another driver has claimed the sweep, or it has ended
-├── SnapshotError        the source directory cannot be packed, or a snapshot is not whole
+├── SnapshotError        the source cannot be packed, or a snapshot is torn  exit code 2
 ├── PrepareError         a node could not prepare an attempt (carries a failure class)
 └── JobFailedError       a job failed                                       exit code 1
 
-Each also inherits from the Azure ML v1 exception that programs catch: ``except
-UserErrorException``.
+Each also inherits from an Azure ML v1 exception, so that a program's ``except UserErrorException``
+still catches it.
 """
 
 from __future__ import annotations
@@ -94,7 +97,7 @@ class Problem:
 class SpecError(RayjobsError, UserErrorException):
     """A spec is wrong; `problems` lists everything at once.
 
-    If all problems name what does not exist, the exit code is that of `NotFoundError`.
+    If all problems name things that do not exist, the exit code is that of `NotFoundError`.
 
     Attributes:
         headline: The message without the list of problems.
@@ -132,7 +135,7 @@ class UsageError(RayjobsError, UserErrorException):
 
 
 class MissingPackageError(UsageError, ImportError):
-    """A package that an extra of rayjobs brings is not installed."""
+    """A package that an extra of rayjobs provides is not installed."""
 
 
 class NotFoundError(RayjobsError, UserErrorException):
@@ -171,7 +174,7 @@ class StoreError(UnreachableError):
 
 
 class StoreUnreachableError(StoreError):
-    """The server of the records or of the files does not answer: only patience helps."""
+    """The server of the records or of the files does not answer; a later call may succeed."""
 
 
 class StoreLostError(StoreError):
@@ -223,9 +226,9 @@ class SnapshotError(RayjobsError, SnapshotException):
 class PrepareError(RayjobsError):
     """A node could not prepare an attempt; `failure_class` is the kind of fault.
 
-    `lines` are those of a log that matter, oldest first; `is_outage`: a storage does not answer;
-    `is_permanent`: another attempt would fail in the same way; `is_out_of_files`: this process
-    could not open more files (see `Failure`).
+    `lines` are the lines of a log that matter, oldest first; `is_outage`: a storage does not
+    answer; `is_permanent`: another attempt would fail in the same way; `is_out_of_files`: this
+    process could not open more files (see `Failure`).
     """
 
     def __init__(

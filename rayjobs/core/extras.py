@@ -1,4 +1,4 @@
-"""Names the extra that brings a package which is not installed."""
+"""Names the extra that provides a package which is not installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from rayjobs.core.errors import MissingPackageError
 
-# Import name → extra. The packages that a client of a server needs are always there.
+# Import name → extra. The packages that a client of a server needs are always installed.
 EXTRAS = {
     "ray": "local",
     "torch": "local",
@@ -25,7 +25,7 @@ _OTHER_WAY = ", or use a server that runs jobs: `rayjobs login ADDRESS`"
 
 
 def has(module: str) -> bool:
-    """Whether a module can be imported; it is not imported."""
+    """Whether a module can be imported; this does not import it."""
     return find_spec(module) is not None
 
 
@@ -41,7 +41,7 @@ def require(feature: str, *modules: str) -> None:
 
 
 def explained(error: BaseException) -> MissingPackageError | None:
-    """Return the sentence for an import that failed because an extra is not installed."""
+    """Return the error for an import that failed because an extra is not installed, or None."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     package = error.name.partition(".")[0]

@@ -32,7 +32,7 @@ class Failure:
     Attributes:
         message: One sentence for people.
         rank: First failing rank; None when no rank failed (a node could not prepare).
-        exit_code: Of that rank; None when it died of a signal.
+        exit_code: That rank's exit code; None when a signal ended it.
         signal: Number of that signal.
         lines: The lines of the log that matter, oldest first.
         is_outage: A storage of the job's data did not answer; a later attempt may succeed.
@@ -72,7 +72,7 @@ class Failure:
 
 
 def signal_name(number: int) -> str:
-    """Return the signal's name, e.g. ``SIGKILL``, or its number without one."""
+    """Return the signal's name, e.g. ``SIGKILL``; ``signal 70`` if it has none."""
     try:
         return signals.Signals(number).name
     except ValueError:

@@ -10,8 +10,8 @@ from pathlib import Path
 class FolderHandle:
     """Finds a folder again after it was renamed, as long as this process lives.
 
-    A handle that only names the folder (`O_PATH`): Linux tells where it is now. It does not
-    survive a move to another file system, which is a copy and a removal.
+    It opens the folder with `O_PATH`, and Linux reports its current path. A move to another file
+    system is a copy and a removal, so the handle does not follow it.
     """
 
     def __init__(self, path: str | Path) -> None:

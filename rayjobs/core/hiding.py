@@ -18,5 +18,5 @@ def hiding(folder: Path) -> str:
         return ""
     return (
         f"{shown} in {folder} hides the installed package: "
-        f"`import {PACKAGE}` of a program next to it gets that one. Rename it"
+        "programs in this folder import it instead. Rename it"
     )

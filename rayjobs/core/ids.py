@@ -12,8 +12,8 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 def job_id(experiment: str, *, epoch_s: int | None = None) -> str:
     """Return a new job id, ``<experiment>_<epoch seconds>_<8 hex>``.
 
-    Source: the run id form of Azure ML SDK v1. The random part alone is accepted by the
-    command line wherever an id is.
+    Source: the run id form of Azure ML SDK v1. The command line accepts the random part alone
+    wherever it accepts an id.
     """
     name = _UNFIT.sub("-", experiment).strip("-_")[:60] or "job"
     return f"{name}_{int(time.time()) if epoch_s is None else epoch_s}_{secrets.token_hex(4)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rayjobs.injob.lazydataclass import dataclass
 
-# This package, by the name it was imported by: a checkout has links in it.
+# The folder of this package, under the name it was imported by: a checkout contains links.
 PACKAGE = Path(__file__).parents[1]
 
 WORKSPACE_DIR = ".rayjobs"
@@ -43,10 +43,10 @@ def runtime_folder(of: Path | None = None) -> Path:
 def runtime_dir(of: Path | None = None, *, create: bool = True) -> Path:
     """Return a short folder (0700) for sockets: their paths may have 107 bytes at most.
 
-    One per user and home, so that two homes never meet.
+    Each user and home has its own, so that two homes never share one.
 
     Args:
-        create: Make it where it is missing; clients that only look for a socket do not.
+        create: Make it if it is missing; clients that only look for a socket do not.
     """
     folder = runtime_folder(of)
     if create:
@@ -97,7 +97,7 @@ class TargetPaths:
 
     @property
     def stop(self) -> Path:
-        """The last stop that a user asked for (JSON); it outlives the target that was stopped."""
+        """The last stop that a user requested (JSON); it outlives the target that was stopped."""
         return self.root / "last-stop.json"
 
     @property
@@ -117,7 +117,7 @@ class TargetPaths:
 
     @property
     def keeper_lock(self) -> Path:
-        """Held by the keeper for life."""
+        """Held by the keeper for its lifetime."""
         return self.root / "keeper.lock"
 
     @property
@@ -261,17 +261,17 @@ class AttemptPaths:
 
     @property
     def image(self) -> Path:
-        """The image that the attempt uses (JSON); absent when it uses none of the cache."""
+        """The cached image that the attempt uses (JSON); absent when it uses none."""
         return self.root / "image.json"
 
     @property
     def meant_image(self) -> Path:
-        """What the job's image means, as its first node stores it (JSON)."""
+        """The image that the job's reference resolved to (JSON); written by its first node."""
         return self.root / "meant-image.json"
 
     @property
     def container(self) -> Path:
-        """Files that its processes write in their image, outside bound folders."""
+        """Files that its processes write in their container, outside bound folders."""
         return self.root / "container"
 
     @property
@@ -281,7 +281,7 @@ class AttemptPaths:
 
     @property
     def build_log(self) -> Path:
-        """Output of the environment's build; absent if it existed."""
+        """Output of the environment's build; absent if none was necessary."""
         return self.root / "log" / "build.log"
 
     @property

@@ -140,8 +140,8 @@ class OwnFolder:
         A missing path is not an error. A folder that contains a mount is not touched.
 
         Args:
-            only_if: Asked once the victim has its new name; if it returns False, the victim gets
-                its name back.
+            only_if: Called once the victim is renamed; if it returns False, the victim gets its
+                old name back.
         """
         removed = Removed()
         with self._recording(relative, removed), self._parent_of(relative) as (parent, name):
@@ -178,7 +178,7 @@ class OwnFolder:
         except OSError as error:
             removed.kept.append(f"{self.root / relative} was left: {error.strerror}")
 
-    # -- ways to a victim ----------------------------------------------------------------------
+    # -- opening folders -----------------------------------------------------------------------
 
     @contextmanager
     def _folder(self, relative: str) -> Iterator[int]:
@@ -197,7 +197,7 @@ class OwnFolder:
             yield handle, name
 
     def _descend(self, handle: int, part: str, relative: str) -> int:
-        """Open a folder of `handle` in its place (which is closed, unless this raises)."""
+        """Open the folder `part` in `handle`, and close `handle` unless this raises."""
         try:
             below = os.open(part, _FOLDER, dir_fd=handle)
         except OSError as error:
@@ -258,7 +258,7 @@ class OwnFolder:
                 with self._to_empty(top, folder, relative) as handle:
                     for below in _unlink_files(handle, removed):
                         with self._to_empty(handle, below, relative):
-                            pass  # a folder can be moved only by who may write to it
+                            pass  # moving a folder needs write permission on it
                         waiting.append(_aside_name("deep"))
                         os.rename(below, waiting[-1], src_dir_fd=handle, dst_dir_fd=top)
                 os.rmdir(folder, dir_fd=top)
@@ -315,7 +315,7 @@ def _put_back(parent: int, aside: str, name: str, info: os.stat_result) -> None:
     try:
         os.link(aside, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
     except FileExistsError:
-        pass  # the name was written again meanwhile, with the same bytes: drop this copy
+        pass  # the same bytes were written under the name meanwhile: drop this copy
     os.unlink(aside, dir_fd=parent)
 
 

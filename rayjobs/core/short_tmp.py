@@ -1,8 +1,8 @@
-"""Short paths of temporary folders of attempts, so that scripts can make Unix sockets in them.
+"""Short paths for the temporary folders of attempts, so that scripts can make Unix sockets in them.
 
-The path of a Unix socket has 107 bytes at most. Python's `multiprocessing` makes sockets below
-TMPDIR for managers, and PyTorch for what the workers of a `DataLoader` send: where the path is too
-long, each of them fails, and the loader waits for ever.
+The path of a Unix socket has 107 bytes at most. Below TMPDIR, Python's `multiprocessing` makes the
+sockets of managers, and PyTorch those of the workers of a `DataLoader`. If the path is too long,
+the workers fail, and the loader waits forever.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KIND = "tmp-"
 
 
 def provide(tmp: Path) -> Path:
-    """Return a path of a temporary folder with room for a socket's name: its own, or a link's.
+    """Return a path to a temporary folder that leaves room for a socket's name; a link if needed.
 
     Raises:
         OSError: the link cannot be made.
@@ -28,7 +28,7 @@ def provide(tmp: Path) -> Path:
     if len(os.fsencode(tmp)) + ROOM_BYTES <= SOCKET_PATH_BYTES:
         return tmp
     link = _link(tmp, create=True)
-    link.unlink(missing_ok=True)  # of a start that was undone
+    link.unlink(missing_ok=True)  # left by a start that was undone
     link.symlink_to(tmp)
     return link
 
@@ -41,7 +41,7 @@ def remove(tmp: Path) -> None:
 def sweep(folder: Path) -> None:
     """Remove the links in a runtime folder whose attempt has ended; renew the age of the others.
 
-    Machines remove what is old in ``/tmp``.
+    Many machines remove old files from ``/tmp``.
     """
     for link in folder.glob(f"{_KIND}*"):
         if not link.is_symlink():

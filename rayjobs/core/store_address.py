@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 
 STORE = "the workspace's store"
-AWAY = f"{STORE} is away: its database cannot be reached"
+UNAVAILABLE = f"{STORE} is unavailable: its database cannot be reached"
 _ADDRESS = re.compile(
     r"(?:the store )?postgresql://\S+?(?=[:;,.)]*(?:\s|$))|the store /.*?/store\.db"
 )
-_AWAY = re.compile(r"the store postgresql://\S+ cannot be reached: .*", re.DOTALL)
+_UNREACHABLE = re.compile(r"the store postgresql://\S+ cannot be reached: .*", re.DOTALL)
 
 
 def without_address(text: str) -> str:
-    """Return a sentence of rayjobs without the host, port, user and name, or path, of the database.
+    """Return a message of rayjobs without the address or path of the store's database.
 
-    For messages only: a user's own records may name databases of theirs.
+    For messages only: a user's own records may name the user's own databases.
     """
     if "postgresql://" not in text and "the store /" not in text:
         return text
-    return _ADDRESS.sub(STORE, _AWAY.sub(AWAY, text))
+    return _ADDRESS.sub(STORE, _UNREACHABLE.sub(UNAVAILABLE, text))

@@ -1,4 +1,4 @@
-"""A node's facts about an attempt's inputs that show whether they made it fail."""
+"""A node's facts about an attempt's inputs, which show whether they caused its failure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rayjobs.injob.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Trouble(Message):
-    """An error during a read of an input.
+    """An error while an input was read.
 
     Attributes:
         name: The name of the input.
         is_outage: Whether its storage did not answer.
-        is_permanent: Whether it would happen again.
+        is_permanent: Whether a retry would fail in the same way.
     """
 
     name: str

@@ -40,7 +40,7 @@ RULES: Mapping[Outcome, Rule] = MappingProxyType(
         Outcome.HOST_ERROR: Rule(failure_class=FailureClass.SYSTEM, is_loss=True),
         Outcome.LEASE_LOST: Rule(failure_class=FailureClass.NODE_LOST, is_loss=True),
         Outcome.NODE_LOST: Rule(failure_class=FailureClass.NODE_LOST, is_loss=True),
-        # It ends all attempts, whatever they run.
+        # It ends all attempts, so no single job is to blame.
         Outcome.CLUSTER_LOST: Rule(failure_class=FailureClass.NODE_LOST),
         Outcome.PREEMPTED: Rule(failure_class=FailureClass.PREEMPTED),
         Outcome.PUT_BACK: Rule(None, spends_budget=False),
@@ -54,7 +54,7 @@ RULES: Mapping[Outcome, Rule] = MappingProxyType(
         Outcome.SYSTEM: Rule(failure_class=FailureClass.SYSTEM),
     }
 )
-LONGEST_PAUSE_S = 60.0  # before a retry; a longer one was written before a clock was set back
+LONGEST_PAUSE_S = 60.0  # before a retry; if a record has a longer one, a clock was set back
 LOSSES = frozenset(one for one, rule in RULES.items() if rule.is_loss)
 # Ends of a host whose node became unreachable for its target.
 NODE_LOST = frozenset({Outcome.NODE_LOST, Outcome.LEASE_LOST})
@@ -99,7 +99,7 @@ def failure_class(outcome: Outcome) -> FailureClass:
 
 
 def spends_budget(outcome: str) -> bool:
-    """Whether a retry counts; `outcome` is the stored text, perhaps of another version."""
+    """Whether a retry counts against the budget; `outcome` may be the text of another version."""
     return outcome not in set(Outcome) or RULES[Outcome(outcome)].spends_budget
 
 

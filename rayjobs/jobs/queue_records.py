@@ -26,9 +26,9 @@ class Durations:
     Attributes:
         count: The number of jobs.
         median_s, p90_s: Total seconds of the attempts of one run: from the last attempt without a
-        checkpoint, through those that resumed, to the job's end.
+            checkpoint, through those that resumed, to the job's end.
         longest_s: The same for the longest of them.
-        is_of_any: Whether they are from any experiment, since the requested one has none.
+        is_of_any: Whether they are from other experiments, since the requested one has none.
     """
 
     count: int
@@ -122,8 +122,8 @@ class Waits:
 
     Attributes:
         placed: Target and seconds of jobs that got an allocation.
-        since: Target → when the oldest of its jobs was submitted that waits for resources alone,
-            which is neither held, nor waits for a later time or for other jobs.
+        since: Target → submission time of its oldest job that waits only for resources: it is not
+            held, and waits neither for a later time nor for other jobs.
     """
 
     placed: Sequence[tuple[str, float]]

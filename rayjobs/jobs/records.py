@@ -93,7 +93,7 @@ class Job:
 
 
 class JobLine(NamedTuple):  # a frozen dataclass takes five times as long to make
-    """A job for lists: without its spec, which takes most of the time to read.
+    """A job for lists, without its spec: parsing the spec takes most of the time of a read.
 
     Attributes are those of `Job`; `name` is the spec's.
     """
@@ -262,7 +262,7 @@ class TrialRow:
         reason: Why it was stopped or failed, for people; otherwise empty.
         cause: The same as a name that the sweep's driver knows; None while there is nothing to
             explain.
-        judged: How many of them the early termination policy has judged.
+        judged: How many of the reports the early termination policy has judged.
         stop_requested: Whether its end was decided; the job may still be ending.
         metric_names: All names that its job logged, known after its end.
     """
@@ -366,12 +366,12 @@ class ScheduleRecord:
         parameters: Values of parameters for each run.
         continues: Whether runs continue after a failure; None: the pipeline's own setting.
         recurrence: The times, see `rayjobs.pipelines.recurrence`; None: files are watched.
-        watched: Datastore, path, interval in minutes and parameter; None: it has times.
-        seen: Path → mark of each watched file at the last look.
+        watched: Datastore, path, interval in minutes and parameter; None: it has a recurrence.
+        seen: Path → mark of each watched file at the last check.
         is_active: Whether it is active.
         next_at: When it is next due; None: never.
         last_run: The newest run that it started.
-        note: One sentence on the last time, for people; empty: nothing notable.
+        note: One sentence about its last due time, for people; empty: nothing notable.
         failed_start: Why the run that is still due could not be started; empty: nothing prevented
             it.
         created_by: Who made it.
@@ -423,11 +423,11 @@ class EndpointVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class ChildNews:
-    """The state of a sweep's child, and what it logged since the last look.
+    """The state of a sweep's child, and what it logged since the last read.
 
     Attributes:
         points: New points of the requested metric, only from the newest attempt.
-        cursor: Where the next look starts: ``{"attempt": n, "ranks": {rank: sequence}}``.
+        cursor: Where the next read starts: ``{"attempt": n, "ranks": {rank: sequence}}``.
     """
 
     job: str

@@ -3,9 +3,9 @@
 Each failure class has its own budget (`spec.Retries`) and a pause that doubles; the pauses for a
 storage that does not answer are longer. A failure that another attempt cannot change, such as a
 missing file or credential, is never retried. Completed work renews the budgets of failures that are
-not the script's fault: a job of weeks survives more lost nodes than one of minutes. A job that
-repeatedly takes down its attempt host or a whole node is a poison job: other jobs lose work because
-of it. The queue holds it, with the reason, until a user releases it.
+not the script's fault: a job that runs for weeks survives more lost nodes than one that runs for
+minutes. A job that repeatedly takes down its attempt host or a whole node is a poison job, because
+of which other jobs lose work. The queue holds it, with the reason, until a user releases it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ OUTAGE_FIRST_PAUSE_S = 5.0
 # The loss of a node after hours of work is the node's fault, not the script's.
 POISON_AFTER = 3
 POISON_WITHIN_S = 600.0
-# The limit, even with completed work: a job that loses so many nodes contributes to it.
+# The limit on losses, even with completed work: a job that loses so many nodes probably causes it.
 MOST_LOSSES = 20
-# An attempt that ran this long did its work: its end and earlier ones do not predict the next
-# one's.
+# An attempt that ran this long made progress: earlier failures say little about the next attempt.
 RENEWED_AFTER_S = 3600.0
-# Classes of failures that the job does not cause. Outages of a storage are renewed too.
+# Classes of failures that the job does not cause. The budget of storage outages is renewed too.
 RENEWED = frozenset({FailureClass.NODE_LOST, FailureClass.PREEMPTED, FailureClass.SYSTEM})
 
 
@@ -120,9 +119,10 @@ def pause_s(used: int) -> float:
 
 
 def _wait_for_storage(failure: Failure, used: int, budget: int) -> Retry | GiveUp:
-    """Outages are counted separately: the job did nothing wrong and only has to wait.
+    """Return the decision after a storage outage; the budget is not 0.
 
-    A budget of 0 still means no retries, and a larger one more retries.
+    Outages are counted separately, since the job did nothing wrong and only has to wait. There are
+    at least `OUTAGE_RETRIES` retries, and more if the budget is larger.
     """
     most = max(budget, OUTAGE_RETRIES)
     if used >= most:
@@ -152,7 +152,7 @@ def _outages_in_a_row(before: Sequence[Attempt]) -> int:
     count = 0
     for attempt in reversed(before):
         if attempt.outcome == Outcome.PREEMPTED:
-            continue  # says nothing about it
+            continue  # says nothing about the storage
         if attempt.failure is None or not attempt.failure.is_outage:
             break
         count += 1
@@ -167,7 +167,7 @@ def _lost_in_a_row(
         ended_at = now if place == 0 else attempt.ended_at
         how = outcome if place == 0 else attempt.outcome
         if how == Outcome.PREEMPTED:
-            continue  # says nothing about it
+            continue  # says nothing about the node
         if how not in LOSSES or attempt.started_at is None or ended_at is None:
             break
         if released_at is not None and attempt.created_at <= released_at:

@@ -36,7 +36,7 @@ _UNREADABLE = (
 )
 _READ_ONLY = ("Read-only file system", "[Errno 30]")
 # The errors of a collective that another rank has left: a consequence, not a cause. A script's own
-# connections break with the same words, but not in a collective.
+# connections break with the same messages, but not in a collective.
 _LEFT = (
     "DistBackendError",
     "DistNetworkError",
@@ -68,7 +68,7 @@ _SIGNALS: Mapping[int, str] = {
 }
 # Ends that native code causes itself.
 _CRASHES = (signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS, signals.SIGILL, signals.SIGFPE)
-# How a script fails that waits for keyboard input, and the remedy.
+# The errors of a script that waits for keyboard input, with the remedy.
 _TYPING = {
     "bdb.BdbQuit": "breakpoint() cannot stop here: a job has no terminal. Debug the script outside "
     "a job (`python SCRIPT`), or see where a running job is with `rayjobs stacks JOB`",
@@ -80,7 +80,7 @@ _CODES = {
     126: "the shell's code for a command that cannot be executed",
     127: "the shell's code for a command that was not found",
 }
-# For how many ranks of a stalled group the failure keeps the stack.
+# How many ranks of a stalled group are listed in its failure, each with its place in the code.
 STALLED_LINES = 16
 
 
@@ -170,7 +170,7 @@ def _of_request(record: ExitRecord) -> tuple[Outcome, Failure | None]:
 def _of_attempt(
     record: ExitRecord, rank: RankExit | None, words: _Words, *, brings_programs: bool
 ) -> Failure:
-    """Return the failure of an attempt that did not end by its script."""
+    """Return the failure of an attempt whose script did not fail by itself."""
     outcome = record.outcome
     number = None if rank is None else rank.rank
     if outcome is Outcome.TIME_LIMIT:
@@ -199,10 +199,10 @@ def _of_attempt(
 def _of_script(
     blamed: _Blamed, tail: bytes, data: Sequence[DataFacts], *, has_only_its_packages: bool
 ) -> Failure:
-    """Return the failure of the rank that ended first.
+    """Return the failure of an attempt that the script of one rank made fail.
 
     Args:
-        tail: The end of its log.
+        tail: The end of that rank's log.
         data: Per node, the facts about its inputs.
         has_only_its_packages: See `diagnose`.
     """
@@ -244,8 +244,8 @@ def _blame_order(record: ExitRecord, words: _Words) -> tuple[bool, bool, bool, f
     """Return the sort key of nodes by blame: those that failed by themselves, then the earliest.
 
     Clocks of two machines may differ: times decide only if nothing else does. A cancel on one node
-    because of another's failure must not hide that failure; neither must an end that MPI caused on
-    all nodes, or a consequence on a rank elsewhere.
+    because of another's failure must not hide that failure. The same holds for an end that MPI
+    caused on all nodes, and for a rank that failed because it lost a peer.
     """
     outcome = record.outcome
     rank = _own_failure(record, words)
@@ -299,9 +299,9 @@ def _lost_peer(log_end: tracebacks.LogEnd) -> bool:
 def _who_was_leaving(bad: Sequence[ExitRecord], words: _Words) -> _Blamed | None:
     """Return the rank whose exit made the other ranks fail, with its record and log.
 
-    A failing rank closes its connections before it ends, so that another one may fail because of
-    that and end before it. Only the traceback with which it ended identifies it: after an earlier
-    one it continued.
+    A failing rank closes its connections before it exits, so another rank may fail because of that
+    and exit first. The failing rank is the one whose log ends with its traceback: a rank whose log
+    continues after a traceback has survived it.
     """
     found = []
     for record in bad:

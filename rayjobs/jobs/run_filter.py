@@ -44,7 +44,7 @@ class RunFilter:
     def of(
         cls, type: str | None = None, tags: Any = None, properties: Any = None, status: Any = None
     ) -> RunFilter:
-        """Return a filter from a user's value: a key, or a mapping of keys to values."""
+        """Return a filter; `tags` and `properties` are a key, or a mapping of keys to values."""
         return cls(
             type=type,
             tags=_wanted(tags),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rayjobs.core.text import duration_text
 from rayjobs.injob.lazydataclass import dataclass
 
-# How often a target gives a sign of life, and after what time without one it counts as dead.
+# How often a target gives a sign of life, and after how long without one it counts as dead.
 BEAT_S = 3.0
 LIVE_S = 20.0
 

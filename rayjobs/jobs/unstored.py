@@ -1,4 +1,4 @@
-"""Decides whether an ended job has outputs only on its nodes that can still be stored. Pure."""
+"""Decides whether an ended job still has outputs on its nodes that can be stored. Pure."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ Writer = ProcessWriter | AttemptWriter
 
 
 def writer_of(values: Mapping[str, Any]) -> Writer:
-    """Return the writer of `to_json`."""
+    """Return the writer that `to_json` wrote."""
     given = {key: value for key, value in values.items() if key != "kind"}
     return AttemptWriter(**given) if values["kind"] == "attempt" else ProcessWriter(**given)
 

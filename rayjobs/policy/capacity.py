@@ -57,12 +57,12 @@ class Capacity:
     types: NodeTypes | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the capacity as JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Capacity:
-        """Return it from the JSON of `to_json`."""
+        """Return the capacity that `to_json` wrote."""
         types = values["types"]
         if types is not None:
             types = NodeTypes(
@@ -162,7 +162,7 @@ def fits_ever(spec: JobSpec, capacity: Capacity) -> list[Problem]:
                 Problem(
                     "distribution.nodes",
                     f"the job asks for {counted(nodes, 'node')} with "
-                    f"{_described(need)} each; the target can have {fitting} such.",
+                    f"{_described(need)} each; the target can have at most {fitting} of these.",
                     "Lower distribution.nodes or the resources per process, or add such nodes.",
                 )
             )
@@ -179,7 +179,7 @@ def _wrong_types(spec: JobSpec, capacity: Capacity) -> list[Problem]:
         return [
             Problem(
                 path,
-                "the target knows no types of nodes.",
+                "the target has no known node types.",
                 "Leave it out, or make the target with `rayjobs target create NAME --cluster "
                 "cluster.yaml`.",
             )
@@ -199,7 +199,8 @@ def _wrong_types(spec: JobSpec, capacity: Capacity) -> list[Problem]:
 def pin_types(spec: JobSpec, capacity: Capacity) -> JobSpec:
     """Return the spec with the names of all node types that it may run on, if it limits them.
 
-    So a machine size or a request for spot nodes stays valid when types are added later.
+    The result of a machine size or a request for spot nodes thus does not change when types are
+    added later.
     """
     asked = spec.resources
     if capacity.types is None or (not asked.node_types and asked.spot is None):

@@ -21,7 +21,7 @@ from rayjobs.policy.records import (
 from rayjobs.policy.reserving import Kept, keep, least
 from rayjobs.policy.shapes import NodeCapacity, Shape, take
 
-# How many different jobs are tried behind the first in line; the others wait for the next turn.
+# How many jobs are tried behind the first in line; the others wait for the next decision.
 BACKFILL_TRIES = 1000
 
 
@@ -36,7 +36,7 @@ def decide(situation: Situation) -> Decisions:
 
 
 class _Tried:
-    """The results for one shape within a decision, which only ever uses up capacity."""
+    """The results for one shape. They stay valid in a decision, since capacity only decreases."""
 
     __slots__ = ("fits_ever", "no_capacity", "no_spare")
 
@@ -126,9 +126,8 @@ class _Pass:
         most_jobs, most_gpus = self.limits.jobs_per_user, self.limits.gpus_per_user
         gpus = job.gpus if most_gpus is not None else 0.0
         if most_gpus is not None and gpus > most_gpus + 1e-6:
-            self.refused[job.key] = (
-                Rule.USER_GPUS
-            )  # can never run: the user's other jobs need not wait
+            # It can never run: the user's other jobs need not wait for it.
+            self.refused[job.key] = Rule.USER_GPUS
             return False
         if job.user in self.halted:
             self.refused[job.key] = Rule.OWN_ORDER
@@ -160,7 +159,7 @@ class _Pass:
     def _take(
         self, capacities: Sequence[NodeCapacity], job: Waiting
     ) -> tuple[list[NodeCapacity], tuple[str, ...]] | None:
-        """Take the job's capacity, unless a job of another size already waits for the same nodes.
+        """Take the job's capacity, unless a job of another shape already waits for such new nodes.
 
         Ray does not keep the order of waiting groups: a later small one would take the node that a
         large one waits for.
@@ -272,9 +271,10 @@ class _Pass:
             self._backfill(job, taken[1])
 
     def _leaves_users_share(self, job: Waiting) -> bool:
-        """Whether the head's user may still run the head next to the job.
+        """Whether the limits of the head's user still allow the head while the job runs.
 
-        However soon the job ends: until then the head would be refused, without a reservation.
+        It does not matter how soon the job would end: until then, the head would be refused and
+        would have no reservation.
         """
         head, limits = self.head, self.limits
         assert head is not None

@@ -61,7 +61,7 @@ class Decisions:
 
     @cached_property
     def groups(self) -> tuple[Counter[str | None], Counter[str | None]]:
-        """How many jobs of each group have an allocation, and how many have their turn first.
+        """How many jobs of each group have an allocation, and how many are next in turn.
 
         The latter may wait for capacity or for a limit of their user.
         """

@@ -6,9 +6,9 @@ import math
 
 from rayjobs.policy.records import OVERHEAD_S, Running, Waiting
 
-# The basis of a time: the median of history (of the script in its experiment, or of the script in
-# any), a limit, the assumption that a job runs as long again as it has, or as long again as it
-# exceeds the longest run of its history, or nothing.
+# The basis of a time: the median of earlier runs (of the script in its experiment, or in any), a
+# limit, the assumption that a job runs as long again as it has, or nothing. `OUTRUN`: a job has run
+# longer than all earlier ones, and is assumed to exceed their median by as much again.
 HISTORY, SCRIPT, LIMITS, ELAPSED, UNKNOWN = "history", "script", "limit", "elapsed", "unknown"
 OUTRUN = "outrun"
 # How long a job must have run before its running time is meaningful.
@@ -56,9 +56,9 @@ def likely_end_s(job: Running, now_s: float) -> tuple[float, str]:
 
 
 def told_end_s(job: Running, now_s: float) -> tuple[float | None, str]:
-    """Return when to show users that a running job ends, and the basis.
+    """Return the end of a running job that users are shown, and the basis.
 
-    As `likely_end_s`, but None if that is only a guess: the policy must assume something about a
+    Like `likely_end_s`, but None if that is only a guess: the policy must assume something about a
     job that has just started; for users, "unknown" is better.
     """
     at_s, basis = likely_end_s(job, now_s)
@@ -84,7 +84,7 @@ def likely_duration_s(job: Waiting) -> tuple[float | None, str]:
 
 
 def source_of(job: Waiting | Running, basis: str) -> str:
-    """Return which runs a job's probable time is based on, or which it has outrun, or ""."""
+    """Return which runs a probable time is based on, or which runs the job has outrun, or ""."""
     if basis == OUTRUN and isinstance(job, Running):
         return job.outrun_text
     return job.expected_from if basis in (HISTORY, SCRIPT) else ""

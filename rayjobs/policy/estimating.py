@@ -36,10 +36,10 @@ def estimates(decisions: Decisions) -> Mapping[str, tuple[float, str]]:
     """Return the seconds until their start, and the basis, for the first `DEPTH` jobs in line.
 
     This simulates the queue in its order without backfill, each job for its probable time. A job of
-    unknown duration is assumed to stay: jobs that need its resources have no estimate, nor have
-    those behind them or those that wait for its end. Members that their array or sweep holds back,
-    and jobs that depend on others, join the end of the line when they may start. Limits of users,
-    pauses, and future jobs are not considered.
+    unknown duration is assumed never to end: jobs that need its resources have no estimate, and
+    neither have those behind them or those that depend on it. Members that their array or sweep
+    holds back, and jobs that depend on others, join the end of the line when they may start. Limits
+    of users, pauses, and future jobs are not considered.
     """
     if decisions.estimated is None:
         decisions.estimated = _Play(decisions).run(DEPTH)
@@ -101,7 +101,7 @@ class _Play:
                 self._next_end()
                 continue
             job = decisions.by_key[self.line.popleft()]
-            # For the head, the policy has just decided so: it may wait for a limit.
+            # The policy has just decided that the head does not start: it may wait for a limit.
             taken = None if job.key == decisions.head else self._take(job)
             while taken is None and self.ends:
                 self._next_end()
@@ -116,9 +116,8 @@ class _Play:
                 and decisions.kept is not None
                 and decisions.kept.likely_s == self.clock_s
             ):
-                basis = self.weakest = (
-                    decisions.kept.basis
-                )  # earlier ends of other jobs do not matter
+                # The earlier ends of other jobs do not matter.
+                basis = self.weakest = decisions.kept.basis
                 self.sources = (
                     {basis: {decisions.kept.source: None}} if decisions.kept.source else {}
                 )

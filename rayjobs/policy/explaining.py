@@ -114,10 +114,8 @@ def explain(decisions: Decisions, key: str) -> Decision:
         and decisions.promise.at_s is not None
     ):
         latest_s = decisions.promise.at_s - decisions.situation.now_s
-        if (
-            latest_s <= 0
-        ):  # a claim, or its resources are held beyond the limit: the time is unknown
-            latest_s = None
+        if latest_s <= 0:
+            latest_s = None  # unknown: a claim, or its resources are held beyond the limit
     first = max(0, position - 1 - AHEAD)
     advice = Advice() if started else advice_for(decisions, job, rule)
     return Decision(
@@ -274,11 +272,11 @@ def _smaller(decisions: Decisions, job: Waiting) -> Iterator[tuple[Waiting, Advi
             yield replace(job, shape=fewer), Advice(text, {"nodes": float(nodes)})
     gpus = math.floor(max((capacity.free_gpus for capacity in decisions.capacities), default=0.0))
     cpus = math.floor(max((capacity.free_cpus for capacity in decisions.capacities), default=0.0))
-    for asked, free, less, text in (
+    for wanted, free, less, text in (
         (shape.gpus, gpus, replace(shape, nodes=1, gpus=float(gpus)), counted(gpus, "GPU")),
         (shape.cpus, cpus, replace(shape, nodes=1, cpus=float(cpus)), counted(cpus, "CPU")),
     ):
-        if asked > free >= 1 and take(decisions.capacities, less) is not None:
+        if wanted > free >= 1 and take(decisions.capacities, less) is not None:
             advice = Advice(f"with {text} on one node it would start now")
             yield replace(job, shape=less), advice
 
@@ -299,13 +297,13 @@ def _sooner(decisions: Decisions, job: Waiting) -> Iterator[tuple[Waiting, Advic
                 {"max_duration_s": float(limit_s)},
             ),
         )
-    priority = _priority_to_stand_first(decisions, job)
+    priority = _priority_to_be_first(decisions, job)
     if priority is not None:
         text = f"with priority {priority} it would be first and start now"
         yield replace(job, priority=priority), Advice(text, {"priority": float(priority)})
 
 
-def _priority_to_stand_first(decisions: Decisions, job: Waiting) -> int | None:
+def _priority_to_be_first(decisions: Decisions, job: Waiting) -> int | None:
     """Return the lowest priority that puts the job before the head, or None."""
     assert decisions.head is not None
     if decisions.promise is not None and decisions.promise.is_claim:
@@ -318,7 +316,7 @@ def _priority_to_stand_first(decisions: Decisions, job: Waiting) -> int | None:
     active = [one for one in decisions.situation.running if one.group == head.group]
     head_rank = rank(head, limits, extra=len(active) if head.group else 0, now_s=now_s)
     low, high = job.priority + 1, MOST_PRIORITY
-    extra = 0 if job.group is None else 1  # enough for the first of a group as well
+    extra = 0 if job.group is None else 1  # safe for the first job of a group, too
 
     def is_before(priority: int) -> bool:
         raised = replace(job, priority=priority)

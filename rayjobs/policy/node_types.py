@@ -63,7 +63,7 @@ class NodeTypes:
     max_nodes: int = 0
 
     def named(self, name: str) -> NodeType | None:
-        """Return the type with a name, or None."""
+        """Return the type with this name, or None."""
         return next((one for one in self.types if one.name == name), None)
 
     def matching(self, wanted: Collection[str], spot: bool | None) -> tuple[NodeType, ...]:
@@ -112,7 +112,7 @@ def read_cluster_file(path: Path) -> NodeTypes:
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no cluster file {path}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} cannot be read as a cluster's file: {error}.") from error
+        raise UsageError(f"{path} cannot be read as a cluster file: {error}.") from error
     types = loaded.get("available_node_types") if isinstance(loaded, dict) else None
     if not isinstance(types, dict):
         raise UsageError(

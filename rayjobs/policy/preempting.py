@@ -35,10 +35,10 @@ def victims(
 ) -> tuple[list[Running], tuple[str, ...]] | None:
     """Return the jobs to preempt so that `head` can start, and its nodes then, or None.
 
-    Only preemptible jobs of lower priority, and those that still wait for nodes to start, if they
-    return *behind* it in the line: so it is never preempted for one of them in turn. It prefers few
-    victims, then little lost work: for each bundle it clears the cheapest node, and finally spares
-    unneeded victims.
+    Candidates are preemptible jobs of lower priority, and jobs that still wait for nodes to start,
+    if they return *behind* the head in line: so the head is never preempted for one of them in
+    turn. Few victims are preferred, then little lost work: for each bundle, this clears the
+    cheapest node, and finally spares victims that are not needed.
 
     Args:
         slots: How many more jobs the target may run.
@@ -104,7 +104,7 @@ def _clear(
 def _on_one_node(
     head: Waiting, capacity: NodeCapacity, here: Sequence[Running], now_s: float
 ) -> list[Running] | None:
-    """Return few jobs of one node whose end makes one bundle fit; None if all do not suffice."""
+    """Return few jobs of one node whose end makes one bundle fit; None if all are not enough."""
 
     def fits(ended: Sequence[Running]) -> bool:
         return with_capacity_of(ended, [capacity])[0].holds(head.shape)
@@ -136,10 +136,10 @@ def _loss_s(job: Running, now_s: float) -> float:
     """Return how many seconds of work are lost if the job stops now."""
     if job.started_s is None:
         return 0.0
-    # This attempt began at a checkpoint of an earlier one.
+    # A checkpoint from before this attempt is where it began.
     return max(0.0, now_s - max(job.started_s, job.saved_s or job.started_s))
 
 
 def _cost(job: Running, now_s: float) -> tuple[float, float, float, tuple[str, int, str]]:
-    """Lower priority first, then less lost work, then the latest submit."""
+    """Return the sort key of victims: lower priority, less lost work, later submission."""
     return (float(job.priority), _loss_s(job, now_s), -job.submitted_s, job.order)

@@ -16,7 +16,7 @@ from rayjobs.policy.shapes import NodeCapacity, Shape
 
 # How much waiting a level of priority is worth; see `Limits.aging_s`.
 AGING_S = 86_400.0
-# The time limit excludes preparation before and storing files after an attempt.
+# For preparation before and storage after an attempt, which its time limit excludes.
 OVERHEAD_S = 60.0
 # Bases of estimates without an earlier run; see `Decision.basis`.
 GUESSES = ("elapsed", "outrun")
@@ -164,12 +164,13 @@ class Promise:
     """The reservation for the first in line. Pass it to the next decision.
 
     Attributes:
-        key: Of the job.
+        key: The job's key.
         nodes: Node id of each bundle that is reserved for it.
         at_s: No job that passes it uses any of its capacity after this time; None: the time is
             unknown, so no job that passes it gets any of its capacity.
         is_claim: Running jobs were preempted for it: it stays first until it starts.
-        shape: What it asked for then; None: as now. A job that asks for more has a new promise.
+        shape: The job's shape at that time; None: the same as now. A job whose shape has changed
+            gets a new promise.
     """
 
     key: str
@@ -235,11 +236,11 @@ class Decision:
             help.
         estimate_s: Seconds until it probably starts; None: unknown.
         basis: The basis of the estimate: ``history``, ``script`` (as `Waiting.expected_basis`),
-            ``limit`` (the jobs' own limits of time), ``elapsed`` (a job is taken to run as long
+            ``limit`` (the jobs' own time limits), ``elapsed`` (a job is assumed to run as long
             again as it has), ``outrun`` (a running job has taken longer than all the runs it was
             judged by), ``unknown`` (there is no duration history for the jobs ahead); empty:
-            nothing that ends by itself.
-        source: Which runs a basis of ``history`` or ``script`` means, or which job has outrun
+            the estimate depends on no duration.
+        source: Which runs a basis of ``history`` or ``script`` refers to, or which job has outrun
             which runs, for people.
         latest_s: Seconds until its latest start, if every job uses its whole time limit; only for
             the first in line; None if a running job has no limit.

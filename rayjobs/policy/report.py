@@ -44,7 +44,7 @@ class Estimated:
         waited: Jobs that had to wait for their first allocation, for more than `AT_ONCE_S`.
         waited_without: Those of them without an estimate.
         waiting, waiting_without: The same for jobs that still wait.
-        placed: All jobs that got an allocation, at once too.
+        placed: All jobs that got an allocation, including those that got it at once.
         placed_with: Those of them with an estimate.
         still: All jobs that wait.
         ended: Jobs that ended without an allocation.
@@ -65,7 +65,7 @@ class Waits:
     """How long some jobs waited for their first allocation.
 
     Attributes:
-        placed: Jobs that got one, to which the figures apply; None without such jobs.
+        placed: Jobs that got one. The figures are those of these jobs; None if there are none.
         waiting: Jobs that still wait, the longest for `waiting_longest_s`.
     """
 
@@ -85,7 +85,7 @@ class InUse:
     Attributes:
         cpu_hours, gpu_hours: Used by attempts.
         cpus, gpus: Shares of the target's current capacity over the whole time; None if that is
-        unknown or zero.
+            unknown or zero.
     """
 
     name: str
@@ -113,7 +113,7 @@ class QueueReport:
     in_use: tuple[InUse, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data; times stay times."""
+        """Return the report as plain data; times stay `datetime` objects."""
         return asdict(self)
 
 

@@ -20,7 +20,7 @@ class Kept:
         promise: None if no set of nodes could fit it.
         likely_s: When it will probably start; None: unknown.
         basis: The basis of `likely_s`.
-        source: The runs behind it, for users.
+        source: The runs that the basis refers to, for users.
         spare: For each promised node, its capacity next to the promised job: available to jobs
             without a time limit.
     """
@@ -54,9 +54,9 @@ def keep(
 ) -> Kept:
     """Return the reservation for `head`, which may not start in `capacities` now.
 
-    The nodes are those that are free first if every running job uses its whole time limit. They are
-    kept until the job starts: so no change of plan gives them to another job, and the promised time
-    can only get earlier.
+    The nodes are those that are free first if every running job uses its whole time limit. They
+    stay reserved until the job starts, so no later decision gives them to another job, and the
+    promised time can only get earlier.
 
     Args:
         slots: How many more jobs the target may run.
@@ -113,7 +113,7 @@ def likely_start(
     now_s: float,
     slots: float = math.inf,
 ) -> tuple[float | None, str, str]:
-    """Return when there is probably capacity for the shape, the basis, and its runs."""
+    """Return when there is probably capacity for the shape, the basis, and the runs behind it."""
     ends = {one.key: likely_end_s(one, now_s) for one in running}
     by_likely = sorted(running, key=lambda one: (ends[one.key][0], one.order))
     index = _first_fit(by_likely, capacities, lambda now: take(now, shape) is not None, slots)
@@ -127,7 +127,7 @@ def likely_start(
 
 
 def _keep_of_empty(head: Waiting, capacities: Sequence[NodeCapacity]) -> Kept:
-    """Keep nodes that programs outside our jobs use: their release is unknown."""
+    """Reserve nodes that other programs use: when these end is unknown."""
     taken = take([capacity.emptied() for capacity in capacities], head.shape)
     if taken is None:
         return Kept(None, None, "", {})

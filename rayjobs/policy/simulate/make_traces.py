@@ -1,8 +1,7 @@
 """Writes the shipped traces: `python -m rayjobs.policy.simulate.make_traces`.
 
-They are seeded: always the same.
-
-Both are for a pool of 4 nodes with 8 GPUs and 64 CPUs, which they load to about nine tenths.
+The random seeds are fixed, so the traces are always the same. Both are for a pool of 4 nodes with
+8 GPUs and 64 CPUs, which they load to about nine tenths.
 
 - `many-small`: 1,000 jobs of 12 users in 24 hours. One node each, 1 GPU (80 %), 2 (15 %) or 4
   (5 %); the time is log-normal with median 24 minutes (sigma 0.9), the limit twice the time,

@@ -81,7 +81,7 @@ class Figures:
 
     Attributes:
         top_wait_s: Mean wait of the jobs of the highest priority in the trace.
-        utilisation: Share of GPU time in use until the last end (of CPU time without GPUs).
+        utilisation: Share of GPU time in use until the last end (CPU time if no job uses GPUs).
         lost_s: Work done twice because jobs were preempted.
     """
 
@@ -121,8 +121,7 @@ def play(
             raise UsageError(
                 f"job {job.job!r} asks for {shape_of(job).describe()}; the pool has "
                 f"{counted(pool.nodes, 'node')} with {counted(pool.cpus, 'CPU')} and "
-                f"{counted(pool.gpus, 'GPU')}. Give a "
-                f"larger one by --nodes, --gpus and --cpus."
+                f"{counted(pool.gpus, 'GPU')}. Give a larger pool with --nodes, --gpus and --cpus."
             )
     return _World(trace, empty, limits, checkpoint_s, watch).run()
 
@@ -187,7 +186,7 @@ class _World:
         self.waiting: dict[str, Waiting] = {}
         self.running: dict[str, Running] = {}
         self.left_s = {job.job: job.work_s for job in trace}
-        # (when, number of the spell, key); an end of an older spell is void.
+        # (when, number of the spell, key); an end of an older spell is ignored.
         self.ends: list[tuple[float, int, str]] = []
         self.spell: dict[str, int] = {}
         self.spells = 0

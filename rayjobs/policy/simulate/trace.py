@@ -32,8 +32,8 @@ class TraceJob:
         duration_s: How long it runs; its cap, if any, ends it earlier.
         nodes: How many distinct nodes.
         gpus, cpus: Per node.
-        cap_s: Its hard limit of time; None: none.
-        group: Id of its sweep or array; None: on its own.
+        cap_s: Its hard time limit; None: no limit.
+        group: Id of its sweep or array; None: a single job.
         expected_s: The duration that its history predicts; None: no history.
     """
 
@@ -88,7 +88,7 @@ def read_trace(path: Path | str) -> list[TraceJob]:
         raise UsageError(f"the trace {at.name} has no jobs; each line after the header is one.")
     names = {job.job for job in jobs}
     if len(names) != len(jobs):
-        raise UsageError(f"the trace {at.name} names a job twice; give each its own name.")
+        raise UsageError(f"the trace {at.name} names a job twice; give each job its own name.")
     return sorted(jobs, key=lambda job: (job.submit_s, job.job))
 
 
@@ -108,7 +108,7 @@ def _lines(text: str, path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
                     )
                 yield number, values
         return
-    # Comments come before the header; a job's line never begins like this.
+    # Comments are allowed only before the header.
     lines = text.splitlines(keepends=True)
     skipped = 0
     while skipped < len(lines) and (not lines[skipped].strip() or lines[skipped][0] == "#"):

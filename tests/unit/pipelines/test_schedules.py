@@ -304,7 +304,7 @@ def test_notice_hides_the_store_address(world: World, monkeypatch: pytest.Monkey
         broken.setattr(scheduling, "run_published", away)
         world.later(hours=1)
     note = world.row(one).note
-    assert "the workspace's store is away" in note and "ada" not in note
+    assert "the workspace's store is unavailable" in note and "ada" not in note
 
 
 def test_store_outage_is_reported_to_the_timekeeper(
