@@ -58,7 +58,7 @@ STOPPED = "the target was stopped; the job continues when the target is started 
 class TargetActor:
     """Runs the engine in a thread with its own loop.
 
-    So Ray's calls are answered immediately, whatever the engine does.
+    The actor thus answers Ray's calls immediately, whatever the engine does.
     """
 
     def __init__(self, target: str, home: str, shares_machine: bool) -> None:
@@ -83,7 +83,7 @@ class TargetActor:
 
     # -- Ray methods -------------------------------------------------------------------------------
     def ping(self) -> dict[str, Any]:
-        """Return this actor's identity when the wake socket answers."""
+        """Return this actor's identity once the wake socket answers. Raises TargetError."""
         if not self._ready.wait(START_TIMEOUT_S):
             raise TargetError(
                 f"the target {self.target} was not ready within {duration_text(START_TIMEOUT_S)}"
@@ -93,8 +93,8 @@ class TargetActor:
         return {"version": __version__, "epoch": self.epoch, "pid": os.getpid()}
 
     def workspace(self, method: str, *given: Any) -> Any:
-        """See `WorkspaceServer`: for agents that do not share this machine's disk."""
-        if method == "secrets":  # for agents that do not share this machine's disk
+        """Answer an agent that does not share this machine's disk; see `WorkspaceServer`."""
+        if method == "secrets":
             return TargetSecrets(self.target, home=self.home).values()
         if method not in ("about", "call", "read", "append", "keep", "keep_parts"):
             raise TargetError(f"the target {self.target} does not know the call {method!r}")
@@ -183,45 +183,45 @@ class TargetActor:
     async def _answer(self, values: dict[str, Any]) -> dict[str, Any]:
         engine = self._engine
         assert engine is not None
-        asked = TargetRequest.from_json(values)
+        request = TargetRequest.from_json(values)
         me = {
             "ok": True,
             "version": __version__,
             "epoch": self.epoch,
             "pid": os.getpid(),
         }
-        if asked.op == "retire":
-            return {**me, **await self._retire(engine, force=asked.force)}
-        if asked.op == "resume":
+        if request.op == "retire":
+            return {**me, **await self._retire(engine, force=request.force)}
+        if request.op == "resume":
             engine.resume()
             return me
         if engine.is_retired:
             return {"ok": False, "stopping": True, "error": "the target is being stopped"}
-        if asked.op == "wake":
-            if asked.workspace:
-                served = await engine.board.add(asked.workspace)
+        if request.op == "wake":
+            if request.workspace:
+                served = await engine.board.add(request.workspace)
                 me["served"] = served is not None
             engine.wake()
             return me
-        if asked.op == "ping":
+        if request.op == "ping":
             return me
-        if asked.op == "sees":
-            return {**me, "sees": [name for name in asked.names if os.environ.get(name)]}
-        if asked.op == "status":
-            return {**me, **engine.status(asked.keys)}
-        if asked.op == "explain":
-            return {**me, "decision": await _decision_of(engine, asked)}
-        if asked.op == "store":
-            return {**me, **await _store_late(engine, asked)}
-        if asked.op in ("evict", "stacks", "session"):
-            return {**me, **await _answer_of_job(engine, asked)}
-        return {"ok": False, "error": f"unknown operation {asked.op!r}"}
+        if request.op == "sees":
+            return {**me, "sees": [name for name in request.names if os.environ.get(name)]}
+        if request.op == "status":
+            return {**me, **engine.status(request.keys)}
+        if request.op == "explain":
+            return {**me, "decision": await _decision_of(engine, request)}
+        if request.op == "store":
+            return {**me, **await _store_late(engine, request)}
+        if request.op in ("evict", "stacks", "session"):
+            return {**me, **await _answer_of_job(engine, request)}
+        return {"ok": False, "error": f"unknown operation {request.op!r}"}
 
     async def _retire(self, engine: Engine, *, force: bool) -> dict[str, Any]:
         """Start no more jobs, so that none starts before the head stops.
 
         With `force`, running jobs go back into the queue; in repeated calls, `live` counts those
-        that are not there yet. It expires after a while (see `Engine.retire`).
+        that still run. The retirement expires after a while (see `Engine.retire`).
         """
         engine.retire()  # before the check: wakes are refused from here on
         waiting = await engine.board.waiting()
@@ -239,7 +239,7 @@ class TargetActor:
         from rayjobs.target import elsewhere
         from rayjobs.workspace.folder import needs_secrets, open_workspace
 
-        if needs_secrets(path):  # for the server that has its records or files
+        if needs_secrets(path):  # its records or files are on a server
             credentials.give(TargetSecrets(self.target, home=self.home).values())
         opened = open_workspace(Path(path), create=False)
         store = opened.store
@@ -261,7 +261,7 @@ class TargetActor:
     def _note(self, facts: Mapping[str, Any], gauges: Gauges) -> None:
         """Report the activity to the keeper, the capacity to clients and the figures to Ray."""
         gauges.levels({"waiting": facts["waiting"], "live": facts["live"]})
-        # Clients on other machines cannot start it, so it keeps running for them.
+        # Clients on other machines cannot start the target, so it keeps running for them.
         busy = bool(facts["waiting"] or facts["live"] or self._serves_others)
         nodes = [vars(node) for node in facts["nodes"]]
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -279,35 +279,35 @@ class TargetActor:
             )
 
 
-async def _decision_of(engine: Engine, asked: TargetRequest) -> dict[str, Any] | None:
-    if asked.after_turn:
+async def _decision_of(engine: Engine, request: TargetRequest) -> dict[str, Any] | None:
+    if request.after_turn:
         await engine.turned()
-    decision = engine.explain(asked.key)
+    decision = engine.explain(request.key)
     return None if decision is None else decision.to_dict()
 
 
-async def _answer_of_job(engine: Engine, asked: TargetRequest) -> dict[str, Any]:
+async def _answer_of_job(engine: Engine, request: TargetRequest) -> dict[str, Any]:
     """Return the answer to a request about a job.
 
     ``{"ok": False, "error": sentence}`` if the job has no running attempt.
     """
-    supervisor = engine.attempts.get(f"{asked.workspace}::{asked.job}")
+    supervisor = engine.attempts.get(f"{request.workspace}::{request.job}")
     if supervisor is None:
-        return _no(f"job {asked.job} has no running attempt")
-    if asked.op == "evict":
-        return _evict(supervisor, asked.notice_s)
-    if asked.op == "session":
-        return await _session(engine, supervisor, asked.step)
+        return _no(f"job {request.job} has no running attempt")
+    if request.op == "evict":
+        return _evict(supervisor, request.notice_s)
+    if request.op == "session":
+        return await _session(engine, supervisor, request.step)
     return await _stacks(engine, supervisor)
 
 
-async def _store_late(engine: Engine, asked: TargetRequest) -> Mapping[str, Any]:
+async def _store_late(engine: Engine, request: TargetRequest) -> Mapping[str, Any]:
     """Store the files that an ended job left on its nodes; see `LateStores.ask`."""
-    served = next((one for one in engine.board.served if one.path == asked.workspace), None)
+    served = next((one for one in engine.board.served if one.path == request.workspace), None)
     if served is None:
-        return _no(f"target {engine.target} does not serve the workspace {asked.workspace}")
+        return _no(f"target {engine.target} does not serve the workspace {request.workspace}")
     try:
-        return await engine.late_stores.ask(served, asked.job)
+        return await engine.late_stores.ask(served, request.job)
     except RayjobsError as error:
         return _no(str(error))
 

@@ -1,4 +1,4 @@
-"""Allocations: recorded before they exist, reused by one update, released after the record."""
+"""Allocations: recorded before their group exists, freed after their attempt's end is recorded."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class _Growing:
     """The request of a group that waits for nodes to start.
 
     Attributes:
-        asked: The node of each bundle; None: a node that has to start.
+        requested: The node of each bundle; None: a node that has to start.
         types: The types of the nodes that have to start; nodes of other types do not count.
         avoid: The nodes that were alive when the group was made: bundles without a given node are
             never placed there.
         is_needless: Set when the group fits without a new node.
     """
 
-    asked: tuple[str | None, ...] = ()
+    requested: tuple[str | None, ...] = ()
     types: tuple[str, ...] = ()
     avoid: Collection[str] = ()
     is_needless: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
@@ -75,7 +75,7 @@ class _Growing:
         Args:
             capacities: The free capacity, without any use by this group on its own nodes.
         """
-        mine = {node for node in self.asked if node is not None}
+        mine = {node for node in self.requested if node is not None}
         old = [
             # On these nodes, the group itself uses the capacity.
             capacity.plus(shape.cpus, shape.gpus, shape.memory)
@@ -103,7 +103,7 @@ class Allocations:
         self._cluster = cluster
         self._clock = clock
         self._held: dict[str, KnownAllocation] = {}
-        # Their groups may still exist, or their rows do not yet record the release.
+        # Allocations whose group may still exist, or whose row does not yet record the release.
         self._unreleased: dict[str, KnownAllocation] = {}
         self._changed_s = clock.monotonic_s()
         self._foreign: dict[str, tuple[float, float, float]] = {}
@@ -198,7 +198,7 @@ class Allocations:
         return found
 
     def hasten(self, capacities: Sequence[NodeCapacity]) -> None:
-        """Stop waiting for new nodes for allocations that fit now.
+        """Let allocations that fit now stop waiting for new nodes.
 
         Call it only while no free capacity is reserved for another job.
         """
@@ -254,8 +254,8 @@ class Allocations:
         since_s = self._clock.monotonic_s()
         growing = up is not None and not set(up).issuperset(nodes)
         if up is not None and growing:
-            asked = tuple(node if node in up else None for node in nodes)
-            self._growing[name] = _Growing(asked, types, frozenset(up))
+            requested = tuple(node if node in up else None for node in nodes)
+            self._growing[name] = _Growing(requested, types, frozenset(up))
         held = KnownAllocation(name, served, shape, nodes, (), key, since_s, growing=growing)
         self._held[name] = held
         self._touch()
@@ -264,7 +264,7 @@ class Allocations:
     async def create(self, held: KnownAllocation) -> KnownAllocation:
         """Make the group of a recorded allocation and read its nodes and GPU ids.
 
-        Raises NotPlacedError, NotGrownError; then this has removed the group and forgotten it.
+        Raises NotPlacedError, NotGrownError. After an error, the allocation has been released.
         """
         await self._free_capacity(held)
         try:
@@ -290,13 +290,13 @@ class Allocations:
         return placed
 
     async def _grow(self, held: KnownAllocation) -> tuple[str, ...]:
-        """Wait until the nodes of a group have started or are not needed any more."""
+        """Wait until a group's nodes have started. Raises NotPlacedError if it needs none now."""
         growing = self._growing[held.name]
         coming = asyncio.ensure_future(
             self._cluster.grow_group(
                 held.name,
                 replace(held.shape, node_types=growing.types),
-                growing.asked,
+                growing.requested,
                 avoid=growing.avoid,
                 timeout_s=self.start_timeout_s,
             )
@@ -305,7 +305,7 @@ class Allocations:
         try:
             await asyncio.wait({coming, needless}, return_when=asyncio.FIRST_COMPLETED)
             if not coming.done():
-                raise NotPlacedError("the job fits without new nodes by now")
+                raise NotPlacedError("the job now fits without new nodes")
             return coming.result()
         finally:
             needless.cancel()
@@ -324,8 +324,8 @@ class Allocations:
     ) -> None:
         """Free an allocation after its attempt's end was recorded.
 
-        The resources become free even if the workspace cannot record it (full disk): then this
-        removes the group, since a row that names another job must not be reused.
+        The resources become free even if the workspace cannot record it (full disk): in that case,
+        this removes the group, since a row that names another job must not be reused.
         """
         if held.name not in self._held:
             return  # its group is already gone
@@ -372,7 +372,7 @@ class Allocations:
             if Path(held.served.path).is_dir():
                 await self.release(held)
             else:
-                del self._unreleased[held.name]  # its rows were removed with its workspace
+                del self._unreleased[held.name]  # its row was removed with its workspace
         for held in self.all:
             if self._is_idle(held) and now_s - held.since_s > LINGER_S:
                 await self.release(held)
@@ -417,7 +417,7 @@ def _foreign(node: NodeInfo, ours: list[Shape]) -> tuple[float, float, float]:
 def _stand(
     capacities: Sequence[NodeCapacity], shape: Shape, growing: _Growing
 ) -> tuple[list[NodeCapacity], tuple[str, ...]]:
-    """Return the capacities minus the group's bundles where Ray would place them, and where.
+    """Return the capacities without those of the group's bundles, and where Ray would place these.
 
     Bundles without a possible node (their node type is gone) are not placed.
     """
@@ -425,8 +425,8 @@ def _stand(
     fresh = replace(one, node_types=growing.types)
     left = {capacity.node_id: capacity for capacity in capacities}
     chosen: list[str] = []
-    for node in growing.asked:
-        used = {*chosen, *growing.asked} if shape.spread else set()
+    for node in growing.requested:
+        used = {*chosen, *growing.requested} if shape.spread else set()
         fitting = [
             capacity
             for capacity in left.values()

@@ -1,4 +1,4 @@
-"""The nodes of an attempt in progress, from its target's view."""
+"""The nodes of an attempt in progress, as its target sees them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class NodeOfAttempt:
     """One node of an attempt and its state.
 
     Attributes:
-        on: What every call about it contains.
-        node_id: Ray's id of the node that answers for it: another one if that sees the same
+        on: The message about the attempt that every call to the node's agent contains.
+        node_id: Ray's id of the node whose agent answers: perhaps another one that sees the same
             processes.
         is_lost: The node is permanently gone.
-        was_launched: It may have been asked to start its host.
+        was_launched: The start of its host may have been requested.
         watches_raylet: Its host ends when Ray's process on the node ends.
         facts: What it runs on, after its preparation.
     """

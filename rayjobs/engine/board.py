@@ -35,7 +35,7 @@ from rayjobs.workspace.registrations import registered
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-# How many specs to parse per call of a thread.
+# How many specs a thread parses per call.
 PIECE = 500
 # A job's submission time is trusted if it deviates at most this much from the target's clock.
 CLOCK_SLACK_S = 5.0
@@ -71,7 +71,7 @@ Change = tuple[int, int]
 
 
 async def changes_of(served: Sequence[Served]) -> dict[str, Change | StoreError]:
-    """Return the change token of each store by path, or why it cannot be read: with one thread."""
+    """Return each store's change token, or why it cannot be read, by path; uses one thread."""
 
     def read() -> dict[str, Change | StoreError]:
         found: dict[str, Change | StoreError] = {}
@@ -135,7 +135,7 @@ class QueueView:
 
         A store that is locked, full or damaged has an empty queue until it is readable again.
         """
-        async with self._lock:  # a turn and a retirement may both look
+        async with self._lock:  # a turn and a retirement may both read
             store = self.served.store
             try:
                 if change is None:
@@ -303,13 +303,13 @@ class Board:
         return moves
 
     async def add(self, path: str) -> Served | None:
-        """Serve a workspace; retry one that cannot be opened in every round.
+        """Serve a workspace. If it cannot be opened, every round tries again.
 
         A folder that is already served under another path, through a link or bind mount, is the
         same workspace: two views of one store would start its jobs twice.
         """
         path = os.path.realpath(path)
-        async with self._lock:  # a wake and a round may both ask
+        async with self._lock:  # a wake and a round may both call this
             await self._look_at_all()
             path = self._aliases.get(path, path)
             served = self._served.get(path) or await self._add(path)
@@ -355,10 +355,10 @@ class Board:
         return served
 
     def _with_id(self, number: str | None) -> Served | None:
-        """Return the served workspace with this id, whose copy has the same unfinished jobs.
+        """Return the served workspace with this id: another folder with the id is a copy of it.
 
-        The copy's records name hosts and allocations of the original's attempts. Serving both would
-        end and repeat the original's attempts.
+        The copy has the same unfinished jobs, and its records name hosts and allocations of the
+        original's attempts. Serving both would end and repeat these attempts.
         """
         for path, known in self._served.items():
             if number is not None and self._ids[path] == number:
@@ -368,8 +368,8 @@ class Board:
     def _same_store(self, path: str) -> Served | None:
         """Return the workspace whose store is the same as the one in `path`.
 
-        It is the same file; or two folders of this machine name one store in PostgreSQL, and files
-        in S3: both are folders of one workspace. (With files in the folder, one is a copy.)
+        The stores are the same file, or both folders name one store in PostgreSQL and one place for
+        files in S3: they belong to one workspace. (With files in the folder, one is a copy.)
         """
         number, shared = _file_number(path), _shared_store(path)
         for known in self._served.values():
@@ -433,7 +433,7 @@ class Board:
     def _take_hold(self, path: str) -> None:
         if (handle := self._handles.pop(path, None)) is not None:
             handle.close()
-        with contextlib.suppress(OSError):  # then only its id identifies it
+        with contextlib.suppress(OSError):  # without a handle, only its id identifies it
             self._handles[path] = FolderHandle(path)
 
     def _copy_of(self, number: str | None) -> str | None:
@@ -463,7 +463,7 @@ class Board:
 
     def _note_move(self, old: Served, new: Served) -> None:
         log.warning("workspace %s was moved to %s: its jobs continue there", old.path, new.path)
-        # Moved twice between two rounds: its supervisors know the first path.
+        # If it moves twice between two rounds, its supervisors still know the first path.
         self._moves.append((old, new))
 
     def _close(self, path: str) -> Served:
@@ -505,7 +505,7 @@ def _copied(original: str) -> str:
 def _file_number(path: str) -> tuple[int, int] | None:
     """Return device and inode of a workspace's store; None if it is missing.
 
-    If the store is in PostgreSQL, those of the workspace's record.
+    If the store is in PostgreSQL, return those of the workspace's record.
     """
     files = WorkspaceFiles(Path(path))
     for file in (files.store, files.record):
@@ -518,7 +518,7 @@ def _file_number(path: str) -> tuple[int, int] | None:
 
 
 def _shared_store(path: str) -> str | None:
-    """Return the store of a workspace that any number of folders may name; None: it is another."""
+    """Return the address of a store that several folders may share; None: it is another store."""
     try:
         record = record_of(path) or {}
     except StoreError:

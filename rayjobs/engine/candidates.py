@@ -51,7 +51,7 @@ class Candidates:
         self._shares_machine = shares_machine
         self._capacity: capacity.Capacity | None = None
         self._made: dict[str, _Made] = {}
-        # The sources of the records.
+        # What the records were made from.
         self._views: list[_Seen] = []
         self._usual: Usual = {}
         self._left_out: frozenset[str] = frozenset()
@@ -207,7 +207,7 @@ def _after(served: Served, job: Job) -> tuple[str, ...]:
 def _blocked(job: Job, parents: Mapping[str, JobState]) -> tuple[str | None, bool]:
     """Return which other jobs this one waits for, and whether it can never start.
 
-    The text names all that have not ended. One failed parent decides immediately, whichever others
+    The text names all that have not ended. One failed parent decides immediately, even if others
     still run.
     """
     waits: list[str] = []

@@ -1,6 +1,6 @@
 """Copies a target's queue to Ray's list of jobs, so that Ray's dashboard shows it.
 
-Nothing waits for it: one task at a time writes the changes since the last one, at most once every
+No job waits for it: one task at a time writes the changes since the last one, at most once every
 `EVERY_S`. The list is bounded whatever the queue: every job with an allocation, the newest
 `MOST_WAITING` waiting jobs, and the newest `MOST_ENDED` ended ones.
 """
@@ -124,7 +124,7 @@ class DashboardJobs:
             log.warning("jobs are not shown on the Ray dashboard: %s", error)
         except Exception as error:
             self._due_s = self._clock.monotonic_s() + PAUSE_AFTER_ERROR_S
-            if repr(error) != self._last_error:  # logged once, however often it is tried
+            if repr(error) != self._last_error:  # the same error is logged once
                 log.warning("the Ray dashboard's list of jobs was not written: %r", error)
                 self._last_error = repr(error)
 
@@ -138,7 +138,7 @@ class DashboardJobs:
         if not self._is_adopted:
             if not is_primed and now_s - self._began_s < AGENTS_WAIT_S:
                 return False
-            # Left by an earlier life of this actor in the same life of the cluster.
+            # Written by an earlier actor of this target since the cluster was started.
             self._written = await records.entries()
             self._is_adopted = True
         elif is_primed:

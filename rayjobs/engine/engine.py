@@ -50,11 +50,11 @@ class TargetMachines:
     """The machines of a target.
 
     Attributes:
-        cluster: What starts and ends things there.
-        is_shared: This machine is one of them, so that what runs here takes from its jobs.
-        lease_s: Seconds without contact after which a machine's attempts end; None on one machine,
-            whose processes can always be looked at.
-        pending_nodes: Which nodes the cluster can add; None means none.
+        cluster: Creates placement groups there, and starts agents.
+        is_shared: All nodes are on this machine, and share it with other programs.
+        lease_s: Seconds without contact after which a machine's attempts end; None if all nodes are
+            on this machine, whose processes can always be checked.
+        pending_nodes: Which nodes the cluster can add; None: none.
     """
 
     cluster: Cluster
@@ -65,7 +65,7 @@ class TargetMachines:
 
 @dataclass(frozen=True, kw_only=True)
 class Observer:
-    """Receives what an engine does, for gauges and the status file.
+    """The callbacks of an engine, for gauges and the status file.
 
     Attributes:
         count: Called with the name of a counter that grows by one.
@@ -134,7 +134,7 @@ class Engine:
         self._limits = limits
         self.forecasts = Forecasts(target, clock)
         self.nodes: list[NodeInfo] = []
-        # Attempts that were live without a supervisor in the last round.
+        # Attempts that were live and had no supervisor in the last round.
         self._unsupervised: set[tuple[str, int]] = set()
         self._tidying: asyncio.Task[None] | None = None
         self.is_superseded = False
@@ -163,7 +163,7 @@ class Engine:
         return until_s is not None and self.clock.monotonic_s() < until_s
 
     def retire(self) -> None:
-        """Start nothing for `RETIRED_S`: by then it has ended, or this is called again.
+        """Start nothing for `RETIRED_S`: by then the target has ended, or this was called again.
 
         Running attempts continue under supervision.
         """
@@ -245,7 +245,7 @@ class Engine:
                 await self._shown.stop()
 
     async def turn(self) -> None:
-        """Do one round: take over, cancels, decisions, starts, tidying."""
+        """Do one round: recovery, cancels, decisions, starts, tidying."""
         await self.board.refresh()
         if await self._stop_if_replaced():
             return
@@ -282,7 +282,7 @@ class Engine:
             await self.allocations.release_old()
             if self._tidying is None or self._tidying.done():
                 self._tidying = asyncio.ensure_future(self.tidying.tidy(self.nodes))
-        # A sweep between two trials also keeps the target running.
+        # A sweep keeps the target running, even between two trials.
         busy = len(self.attempts) + (self.drivers.count if self.drivers is not None else 0)
         self._note({"waiting": waiting, "live": busy, "nodes": self.nodes})
         if self._shown is not None:
@@ -370,7 +370,7 @@ class Engine:
         for served, job, error in list(self.candidates.faulty.values()):
             if job.held is None:
                 log.error("%s causes an error in the queue: it is held", job.id, exc_info=error)
-                reason = f"the target cannot look at it ({type(error).__name__}: {error})"
+                reason = f"the target cannot process it ({type(error).__name__}: {error})"
                 await served.ask(served.store.hold, job.id, reason=reason)
 
     def _start(
@@ -412,7 +412,7 @@ class Engine:
         for served in self.board.served:
             change = changes.get(served.path)
             if self._claims.get(served.path) == (served, change):
-                continue  # nothing was written since the last look
+                continue  # nothing was written since the last check
             try:
                 is_replaced = await self._recovery.is_replaced(served)
             except StoreError:
@@ -451,13 +451,13 @@ class Engine:
         for supervisor in self.attempts.supervisors:
             record = supervisor.record
             if id(record.served) not in served and not record.is_workspace_gone:
-                log.warning("the workspace of %s is gone: it is ended", record.job.id)
+                log.warning("the workspace of %s is gone: the job is ended", record.job.id)
                 supervisor.leave_removed_workspace()
 
     async def _requeue_unsupervised(self, live: list[tuple[Served, Job, Attempt]]) -> None:
         """Requeue jobs whose supervisor gave up because it could not write to their store.
 
-        Requires two rounds: a supervisor's last write may be newer than the first look.
+        Only if two rounds see the same attempt: a supervisor may have written since the first one.
         """
         seen = set()
         for served, job, attempt in live:
@@ -465,7 +465,9 @@ class Engine:
             if key in self.attempts or not self._recovery.has_taken_over(served):
                 continue
             if (key, attempt.number) in self._unsupervised:
-                await self._recovery.end_and_requeue(served, job, attempt, why="its target lost it")
+                await self._recovery.end_and_requeue(
+                    served, job, attempt, why="its target lost track of it"
+                )
             else:
                 seen.add((key, attempt.number))
         self._unsupervised = seen

@@ -23,7 +23,7 @@ from rayjobs.policy.estimating import estimates as estimates_of
 
 log = logging.getLogger(__name__)
 
-# How often to reread known durations, and unknown ones, which are reread sooner.
+# How often to reread the durations: if those of all entries are known, and if some are not.
 LEARN_AGAIN_S = 30.0
 LEARN_UNKNOWN_S = 2.0
 # How often, at most, to estimate all waiting jobs while some have no estimate.
@@ -42,7 +42,7 @@ class Forecasts:
         self._target = target
         self._clock = clock
         self._usual: dict[tuple[str, str], Learned] = {}
-        self._asked: set[tuple[str, str]] = set()
+        self._requested: set[tuple[str, str]] = set()
         self._learned_s = float("-inf")
         self._seen: frozenset[str] = frozenset()
         self._predicted: dict[str, float] = {}  # key → the predicted start, seconds since 1970
@@ -51,16 +51,16 @@ class Forecasts:
     async def usual(
         self, entries: Set[tuple[str, str]], served: Sequence[Served]
     ) -> dict[tuple[str, str], Learned]:
-        """Return the known median seconds by (experiment, entry).
+        """Return the known durations by (experiment, entry).
 
-        For a new experiment, this is the script's median in all experiments of its workspace.
+        For a new experiment, these are the script's durations in all experiments of its workspace.
 
         Args:
             entries: The entries of the waiting jobs.
         """
         now_s = self._clock.monotonic_s()
         due_s = LEARN_AGAIN_S if entries <= self._usual.keys() else LEARN_UNKNOWN_S
-        if entries <= self._asked and now_s - self._learned_s < due_s:
+        if entries <= self._requested and now_s - self._learned_s < due_s:
             return self._usual
         learned: dict[tuple[str, str], Learned] = {}
         for one in served:
@@ -74,7 +74,7 @@ class Forecasts:
                 # If several workspaces have such jobs, one may have more history.
                 if before is None or before.basis == SCRIPT or not known.is_of_any:
                     learned[entry] = _learned(entry, known)
-        self._usual, self._asked, self._learned_s = learned, set(entries), now_s
+        self._usual, self._requested, self._learned_s = learned, set(entries), now_s
         return learned
 
     async def note(

@@ -38,6 +38,6 @@ class Gauges:
         self._waited.observe(max(0.0, seconds), tags=self._tags)
 
     def levels(self, levels: Mapping[str, int]) -> None:
-        """Set how many jobs wait and live."""
+        """Set how many jobs wait and how many hold an allocation."""
         self._queue.set(levels["waiting"], tags=self._tags)
         self._live.set(levels["live"], tags=self._tags)

@@ -16,7 +16,7 @@ from rayjobs.engine.board import Served
 from rayjobs.jobs import unstored
 from rayjobs.protocol.calls import STORE_LATE, STORE_PROGRESS
 
-# A client gets an answer within this time, and asks again: an upload may take hours.
+# A client gets an answer within this time, and repeats its request: an upload may take hours.
 ANSWER_S = 2.0
 PROGRESS_S = 5.0  # for a node's report on its progress
 log = logging.getLogger(__name__)

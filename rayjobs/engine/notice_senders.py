@@ -1,4 +1,4 @@
-"""Sends one notification as a web request or a mail. Blocks; raises if it was not accepted."""
+"""Sends one notification as a web request or a mail. Blocks; raises if it is not accepted."""
 
 from __future__ import annotations
 

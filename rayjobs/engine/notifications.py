@@ -1,7 +1,7 @@
 """Notifies receivers of the ends of jobs, at least once each.
 
-It continues to read the history of each workspace, records the due notifications, and sends them
-from its own threads: neither the queue nor a job waits for a receiver.
+It reads the history of each workspace from where it last stopped, records the due notifications,
+and sends them from its own threads: neither the queue nor a job waits for a receiver.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _OfWorkspace:
         self._pauses: dict[str, tuple[float, float]] = {}  # receiver → until, seconds
 
     async def turn(self) -> None:
-        """Continue to read the history, and begin to send due notifications."""
+        """Read what is new in the history, and begin to send due notifications."""
         store = self.served.store
         if self._due is None:
             found = await self._call(lambda: notifications.all_due(store, self._target))
@@ -116,7 +116,7 @@ class _OfWorkspace:
                 self._due.setdefault(one.key, one)
             self._change = change
         now_s = self._clock.monotonic_s()
-        # Failed notifications go after the receiver's others, so that they block none.
+        # A receiver's failed notifications come after its others, so that they block none.
         for one in sorted(self._due.values(), key=lambda due: due.tries):
             until_s, _ = self._pauses.get(one.receiver, (0.0, 0.0))
             if one.receiver not in self._sending and now_s >= until_s:
@@ -128,12 +128,12 @@ class _OfWorkspace:
         self._sending.pop(receiver, None)
 
     async def _send(self, due: Due) -> None:
-        store, assert_due = self.served.store, self._due
-        assert assert_due is not None
+        store, known = self.served.store, self._due
+        assert known is not None
         receiver = Receiver.of(due.receiver)
         try:
             if not await self._call(lambda: notifications.is_due(store, self._target, due)):
-                del assert_due[due.key]  # its receiver was removed
+                del known[due.key]  # its receiver was removed
                 return
             job = await self._call(lambda: _job(store, due.job))
             problem = ""
@@ -144,7 +144,7 @@ class _OfWorkspace:
                     await self._call(lambda: self._done(due, receiver))
                 else:
                     await self._call(lambda: notifications.drop_due(store, self._target, due))
-                del assert_due[due.key]
+                del known[due.key]
                 self._pauses.pop(due.receiver, None)
                 return
             await self._not_sent(due, receiver, problem)
@@ -169,11 +169,11 @@ class _OfWorkspace:
         except Exception as error:
             # The error's message may contain a secret of the address.
             log.warning("a notification of %s: %s", due.job, type(error).__name__)
-            return f"it failed for a reason that was not foreseen ({type(error).__name__})"
+            return f"it failed with an unexpected error ({type(error).__name__})"
         return ""
 
     def _done(self, due: Due, receiver: Receiver) -> None:
-        # In this order: after a death in between, it is sent again, and each time is recorded.
+        # In this order: after a crash in between, it is sent again, and each time is recorded.
         self.served.store.add_event(due.job, SENT, f"notified {receiver.shown}")
         notifications.drop_due(self.served.store, self._target, due)
 
@@ -183,7 +183,7 @@ class _OfWorkspace:
         self._pause(due.receiver)
         if self._clock.now() - due.first_at > GIVE_UP:
             sentence = f"{receiver.shown} was not notified within {GIVE_UP.days} days: {problem}"
-            # The event comes first, here and below: a death in between repeats it, and loses none.
+            # The event comes first, here and below: a crash in between repeats it but loses none.
             await self._call(lambda: store.add_event(due.job, NOT_SENT, sentence))
             await self._call(lambda: notifications.drop_due(store, self._target, due))
             del known[due.key]
@@ -207,7 +207,7 @@ class _OfWorkspace:
 
 
 def _look(store: Store, target: str) -> list[Due]:
-    """Continue to read the history; record and return the due notifications."""
+    """Read what is new in the history; record and return the due notifications."""
     found: list[Due] = []
     after = notifications.seen(store, target)
     while page := store.history(after=after, limit=PAGE):
@@ -230,7 +230,7 @@ def _look(store: Store, target: str) -> list[Due]:
                 notifications.put_due(store, target, due)
                 found.append(due)
         after = page[-1].serial
-        # After the due notifications: a death in between repeats them, and loses none.
+        # After the due notifications: a crash in between repeats them but loses none.
         notifications.set_seen(store, target, after)
     return found
 

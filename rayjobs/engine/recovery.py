@@ -70,8 +70,8 @@ class Recovery:
     async def recover(self, alive: Sequence[NodeInfo]) -> None:
         """Take over the live jobs of every workspace that this actor has not recovered yet.
 
-        On the same Ray cluster their groups still exist: this follows attempts whose host is alive
-        (or left an exit record). On another one (Ray was restarted) it first ends all surviving
+        If the Ray cluster is still the same, their groups exist, and this follows attempts whose
+        host is alive (or left an exit record). If Ray was restarted, it first ends all surviving
         processes and proves them dead, and then requeues the jobs as lost with their node.
 
         Args:
@@ -141,7 +141,7 @@ class Recovery:
         Args:
             ended: The attempts just ended, and whether they are proven dead.
             alive: The nodes of the cluster.
-            restarted: Whether the cluster is another one than at the time of the allocation.
+            restarted: Whether the cluster was restarted since the allocation was made.
         """
         proven = True
         suspects: list[NodeOfAttempt] = []
@@ -312,7 +312,7 @@ class Recovery:
             message = f"{why}; its remaining processes were ended first"
             await supervisor.ending.lose(message, proven=nothing_left, outcome=outcome)
 
-    # -- what became of an attempt --------------------------------------------------------------
+    # -- the final state of an attempt ----------------------------------------------------------
     async def prove(self, nodes: Iterable[NodeOfAttempt], *, restarted: bool = False) -> bool:
         """End remaining hosts, and return whether all are proven dead."""
         settled = [
@@ -330,12 +330,12 @@ class Recovery:
     ) -> Settled:
         """Ask the node for the final state of an attempt.
 
-        State ``unknown``: its agents die or are unreachable; or it is permanently gone, and the
-        lease of its host has not ended yet.
+        The state is ``unknown`` if the node's agents die or are unreachable, or if the node is
+        permanently gone and the lease of its host has not ended yet.
 
         Args:
             end: End the living processes.
-            waits: With `end`, wait for the end of a lease: never in the engine's own turn.
+            waits: With `end`, also wait for the end of a lease. Never use it in the engine's turn.
         """
         leases = self._parts.leases
         for _ in range(3):

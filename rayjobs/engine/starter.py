@@ -1,8 +1,8 @@
 """The starter: a short-lived process with Ray, which starts a head or only a target actor.
 
 The keeper runs `python -P -m rayjobs.engine.starter HOME TARGET START what` with the environment of
-`target.local_head.head_environment`. It calls the command of `ray start --head` in this process and
-then connects from here: so Ray is imported once, not twice.
+`target.local_head.head_environment`. It runs the code of `ray start --head` in this process, and
+then connects to the head: so Ray is imported once, not twice.
 """
 
 from __future__ import annotations
@@ -113,12 +113,13 @@ def start_head(home: Path, name: str, say: Callable[[str], None]) -> HeadRecord:
         processes=_identities(folder),
     )
     local_head.save_record(paths, record)
-    say(f"Ray is up (dashboard at {record.dashboard_url or 'none: switched off'})")
+    url = record.dashboard_url
+    say(f"Ray is up ({f'dashboard at {url}' if url else 'without a dashboard'})")
     return record
 
 
 def is_late(error: BaseException) -> bool:
-    """Whether Ray was slow or died, and did not refuse its settings."""
+    """Whether Ray was slow or died; false if it refused its settings."""
     import click
 
     refusals = (click.ClickException, ImportError, OSError, TypeError, ValueError)
@@ -178,7 +179,7 @@ def connect(address: str) -> tuple[dict[str, Any], str]:
     except Exception as exc:
         raise TargetError(
             f"the Ray cluster at {address} cannot be reached: {_last_line(str(exc))}. Check its "
-            f"address and that its token is the one given.",
+            f"address and its token.",
             address=address,
         ) from exc
     heads = [node for node in nodes if "node:__internal_head__" in node["Resources"]]
@@ -230,7 +231,7 @@ def _clear_dashboard(name: str) -> None:
 
     try:
         asyncio.run(ray_jobs.clear(name))
-    except Exception:  # its end must not depend on a list
+    except Exception:  # the target's end must not depend on that list
         traceback.print_exc()
 
 
@@ -245,14 +246,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("start")
     parser.add_argument("what", choices=("head", "actor", "replace", "end"))
     parser.add_argument("--address")
-    parser.add_argument("--parent", type=int, help="the process with whose end this one ends")
+    parser.add_argument("--parent", type=int, help="id of the parent process: end when it ends")
     options = parser.parse_args(argv)
     if options.parent is not None:
         end_with_parent(options.parent)
     paths = TargetPaths.of(options.target, under=options.home)
     progress = Progress(paths.progress, options.start)
-    reported = _end_at_last(progress)
-    with _failures_told(progress, is_head=options.what == "head") as outcome:
+    reported = _end_after(progress)
+    with _reporting_failures(progress, is_head=options.what == "head") as outcome:
         if options.what == "head":
             start_head(options.home, options.target, progress.stage)
         else:
@@ -281,11 +282,11 @@ def end_with_parent(parent: int) -> None:
     Ray's calls may wait forever, and they ignore SIGTERM.
     """
     kernel.die_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before this process could notice
+    if os.getppid() != parent:  # it ended before the call above
         os._exit(1)
 
 
-def _end_at_last(progress: Progress, life_s: float = LIFE_S) -> threading.Event:
+def _end_after(progress: Progress, life_s: float = LIFE_S) -> threading.Event:
     """End this process after `life_s`, whatever it waits for.
 
     Returns an event to set after the outcome is reported; then only Ray's shutdown can hang.
@@ -304,7 +305,7 @@ def _end_at_last(progress: Progress, life_s: float = LIFE_S) -> threading.Event:
 
 
 @contextlib.contextmanager
-def _failures_told(progress: Progress, *, is_head: bool) -> Iterator[list[int]]:
+def _reporting_failures(progress: Progress, *, is_head: bool) -> Iterator[list[int]]:
     """Turn any failure into one line for the waiting clients."""
     outcome: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""Keeps a driver running for every parent of other jobs (a sweep) that has not ended.
+"""Keeps a driver running for every unfinished parent of other jobs, such as a sweep.
 
 The parent's record names its driver as ``module:function``: this package is below the one that
 defines sweeps, and must not import it (docs/decisions/0010-sweep-drivers.md).
@@ -47,7 +47,7 @@ class Drivers:
     """The drivers of one target.
 
     Args:
-        wake: Called when a lost driver may be replaced, so that `look` runs then.
+        wake: Called when a lost driver may be replaced, so that `look` runs.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Drivers:
         return len(self._running)
 
     def forget(self, served: Served) -> None:
-        """Stop following the drivers of a workspace: it was moved, and gets new ones.
+        """Stop following the drivers of a workspace that was moved and gets new ones.
 
         The old ones end by themselves: a driver without the newest claim is refused.
         """
@@ -84,7 +84,7 @@ class Drivers:
                 task.cancel()
 
     async def look(self, board: Board) -> None:
-        """Start a driver for every parent of the target without one."""
+        """Start a driver for every parent on the target that has none."""
         self._parents = {one: seen for one, seen in self._parents.items() if one in board.served}
         for served in board.served:
             change, (seen, parents) = board.change(served), self._parents.get(served, (None, []))

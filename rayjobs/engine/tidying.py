@@ -19,7 +19,7 @@ SWEEP_EVERY_S = 60.0
 
 
 class Tidying:
-    """Finds the leftovers of a death or fault on the cluster, in the stores and on nodes.
+    """Removes what crashes and faults have left on the cluster, in the stores and on nodes.
 
     Attributes:
         swept_s: When nodes were last swept, on the monotonic clock; None: not yet.
@@ -35,7 +35,7 @@ class Tidying:
         """Tidy up for the target of `parts`.
 
         Args:
-            recovery: The recovered attempts; it determines their final state.
+            recovery: Determines the final state of attempts.
         """
         self._parts = parts
         self._board = board
@@ -49,7 +49,7 @@ class Tidying:
         Errors are logged: the next round tries again.
 
         Args:
-            nodes: The nodes of the cluster at the last look.
+            nodes: The nodes of the cluster at the last check.
         """
         allocations = self._parts.allocations
         try:
@@ -77,8 +77,8 @@ class Tidying:
     async def _drop_unowned_rows(self, nodes: Sequence[NodeInfo]) -> None:
         """Release allocations that the previous actor recorded after this actor's recovery.
 
-        That actor may have recorded one while this actor claimed the workspace. A job that it
-        started there is requeued first (`Engine.turn`).
+        That actor may have recorded one while this actor claimed the workspace. If it started a
+        job in it, the job is requeued first (`Engine.turn`).
         """
         for served in self._board.served:
             if not self._recovery.has_taken_over(served):
@@ -123,7 +123,7 @@ class Tidying:
         """
         now_s = self._parts.clock.monotonic_s()
         if not self._recovery.is_complete:
-            return  # some ends are not taken over yet
+            return  # some attempts have not been taken over yet
         busy = {node.node_id for one in self._attempts.supervisors for node in one.record.nodes}
         if self.swept_s is None:
             sweeping = {node.node_id for node in nodes} if self._parts.shares_machine else busy
@@ -146,7 +146,7 @@ class Tidying:
                 )
 
     async def _has_ended(self, one: Uncleaned) -> bool:
-        """Whether an attempt has ended by its store and its job has no supervisor."""
+        """Whether an attempt has ended according to its store, and its job has no supervisor."""
         job, number = one.job, one.attempt
         for served in self._board.served:
             if served.key(job) in self._attempts:

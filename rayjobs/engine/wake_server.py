@@ -62,6 +62,6 @@ class WakeServer:
                 writer.write(json.dumps(reply).encode() + b"\n")
                 await writer.drain()
         except (ConnectionError, asyncio.LimitOverrunError, ValueError) as error:
-            log.info("a client of the wake socket went away: %s", error)
+            log.info("a client of the wake socket disconnected: %s", error)
         finally:
             writer.close()

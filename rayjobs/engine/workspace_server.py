@@ -42,7 +42,7 @@ class WorkspaceServer:
     def call(
         self, path: str, part: str, method: str, given: Sequence[Any], more: Mapping[str, Any]
     ) -> Any:
-        """Call a method of the workspace's ``store``, ``catalogue`` or ``blobs``.
+        """Return the result of a method of the workspace's ``store``, ``catalogue`` or ``blobs``.
 
         Raises:
             UsageError: no such part or method.
@@ -92,7 +92,10 @@ class WorkspaceServer:
     def keep_parts(self, path: str, upload: str, sizes: Sequence[int]) -> list[Any]:
         """Split an upload into parts of these sizes and store each as a blob under its digest.
 
-        Returns the `Blob` of each, or the error that refused it.
+        Returns the `Blob` of each part, or the error with which it was refused.
+
+        Raises:
+            StoreError: the parts cannot be written.
         """
         file = self._upload(path, upload)
         parts = [file.with_name(f"{file.name}-{number}") for number in range(len(sizes))]

@@ -35,10 +35,10 @@ def why_gone(name: str, *, home: Path) -> str:
 def end(
     store: Store, job_id: str, *, by: str, why: str = "", reason: str | None = None
 ) -> list[str]:
-    """End a job as Canceled without asking its target; return the ids of the records that ended.
+    """End a job as Canceled without its target; return the ids of the jobs whose records ended.
 
     Members of an array and trials of a sweep end too. This does not end processes that may still
-    run. Their reports no longer count: their attempt is over.
+    run; their reports no longer count, since their attempt has ended.
 
     Args:
         by: The user or command that ends it.

@@ -17,11 +17,11 @@ class Standing(StrEnum):
 
     RUNNING = "running"
     STARTING = "starting"
-    STOPPED = "stopped"  # a user asked for it
+    STOPPED = "stopped"  # a user stopped it
     ELSEWHERE = "elsewhere"  # it belongs to another machine, and does not run there
     ABSENT = "absent"  # it was never started for these jobs
     FAILING = "failing"  # will be tried again later
-    UNKNOWN = "unknown"  # there is no target of that name
+    UNKNOWN = "unknown"  # there is no target with that name
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Condition:
     """The condition of a target, with one sentence about it unless it runs.
 
     Attributes:
-        may_run_on: A user stopped it, and its cluster could not be reached.
-        has_begun: Whether this look began to start it.
+        may_run_on: A user stopped it, and its cluster could not be reached: it may still run.
+        has_begun: Whether this check began to start it.
     """
 
     standing: Standing
@@ -40,7 +40,7 @@ class Condition:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no target of that name exists."""
+        """Whether no target with that name exists."""
         return self.standing is Standing.UNKNOWN
 
     @property

@@ -32,11 +32,11 @@ class Dashboard:
     token_file: Path | None
 
     def read_token(self) -> str | None:
-        """Return the token; show it only to a user who asked (`--show-token`)."""
+        """Return the token; show it only on request (`--show-token`)."""
         return None if self.token_file is None else read_token(self.token_file)
 
     def open(self) -> bool:
-        """Open a browser on it; False if this machine has none."""
+        """Open it in a browser; False if this machine has none."""
         return webbrowser.open(self.url)
 
 
@@ -54,7 +54,7 @@ def dashboard_of(name: str = LOCAL, *, home: Path | None = None) -> Dashboard:
         if record.address is not None:
             check_reachable(name, record.address)
         raise TargetError(
-            f"target {name!r} has no dashboard at this moment: it does not run. Start it with "
+            f"target {name!r} has no dashboard now, since it does not run. Start it with "
             f"`rayjobs target start {name}`."
         )
     if record.without_token:

@@ -44,7 +44,7 @@ def claimant(home: Path) -> Claimant:
         value = str(json.loads(path.read_text(encoding="utf-8"))["id"])
     except (OSError, ValueError, KeyError, TypeError):
         value = _new_id(path)
-    # A home copied with its machine's image, or seen over a network file system, counts as another.
+    # A home that is copied with its machine's image, or shared over the network, is another one.
     owner = f"{value}-{hashlib.sha256(_machine().encode()).hexdigest()[:8]}"
     return Claimant(owner=owner, host=socket.gethostname(), home=str(home), version=__version__)
 
@@ -69,7 +69,7 @@ def find(workspace: Path | str, target: str, *, home: Path) -> Serving | None:
 
 
 def find_quietly(workspace: Path | str, target: str, *, home: Path) -> Serving | None:
-    """Return the same, but None if the store is unreachable: callers that need it report that."""
+    """Like `find`, but None if the store is unreachable: callers that need it report that."""
     try:
         return find(workspace, target, home=home)
     except RayjobsError as error:
@@ -92,7 +92,7 @@ def wake(workspace: Path | str, serving: Serving) -> None:
 
 
 def _store(address: str) -> SqlStore:
-    """Return this process's open store; it stays open, since callers may ask every second."""
+    """Return this process's open store; it stays open, since callers may need it every second."""
     from rayjobs.store.sql import SqlStore
 
     key = (address, os.getpid())

@@ -2,8 +2,8 @@
 
 Standard library only. `python -P -m rayjobs.target.keeper HOME TARGET START` detaches from its
 caller; a short-lived child, the starter (`engine.starter`), does what needs Ray. The keeper holds
-`keeper.lock` for its whole life: so a target has only one, whichever client starts it, and the lock
-shows that it is alive. Killing it is harmless: the head continues, and the next command starts
+`keeper.lock` for its lifetime: so a target has only one keeper, whichever client starts it, and the
+lock shows that it is alive. Killing it is harmless: the head continues, and the next command starts
 another keeper that takes over.
 
 The keeper restarts what dies: immediately for the first `RESTARTS` deaths within
@@ -62,7 +62,7 @@ class Keeper:
         self.paths = location.paths
         self.progress = Progress(self.paths.progress, start)
         self.idle_s = LocalSettings.read().idle_s
-        # Whether there is a reason to try again: known unfinished jobs.
+        # Whether unfinished jobs are known, which is the reason to retry a failed start.
         self._is_wanted = is_patient
         self._idle_since_s: float | None = None
         self._actor_gone_since_s: float | None = None
@@ -88,7 +88,7 @@ class Keeper:
                 timekeeper.mend(home=self.location.home)
             ending = number is not None and number.si_signo in (signal.SIGTERM, signal.SIGINT)
             if ending and not self.paths.stop_request.exists():
-                return 0  # only the keeper should end; the next client starts another
+                return 0  # only the keeper has to end; the next client starts another one
             if self._stop_if_asked():
                 return 0
             if self._paused_until_s is not None:
@@ -107,7 +107,7 @@ class Keeper:
                 return 1
 
     def _tries(self, work: Callable[[], None]) -> bool:
-        """Do the work, and pause if it fails. False: it failed, and no job waits for it."""
+        """Do the work, and pause if it fails. Return False if it failed and no job waits for it."""
         try:
             work()
         except RayjobsError as exc:
@@ -136,9 +136,9 @@ class Keeper:
         self.paths.pause.unlink(missing_ok=True)
 
     def _has_jobs(self) -> bool:
-        """Whether a job waits for the target: all may have been canceled by now. True if unknown.
+        """Whether a job still waits for the target: all may have been canceled. True if unknown.
 
-        The stores need libraries that the keeper must not hold, so a child reads them.
+        Reading stores needs libraries that the keeper must not load, so a child does it.
         """
         code = self._run_child("rayjobs.target.unfinished", [], JOBS_LIMIT_S, "jobs.log")
         return code != NO_JOBS
@@ -163,7 +163,7 @@ class Keeper:
     def _start_head(self) -> None:
         """Start Ray and the actor; on a machine that is too busy, try `START_TRIES` times."""
         for number in range(1, START_TRIES + 1):
-            # Leftovers of an earlier life (a power cut, a crash) would block this one.
+            # What an earlier head left after a power cut or a crash would block this one.
             with contextlib.suppress(RayjobsError):
                 stopping.clear_ray(self.location)
             local_head.new_token(self.paths)
@@ -248,7 +248,7 @@ class Keeper:
         return _wait(child, limit_s)
 
     def _last_if(self, kind: str) -> Line | None:
-        """Return the last line of this start if it is of the kind."""
+        """Return the last line of this start if it is of this kind."""
         lines = [line for line in read(self.paths.progress) if line.start == self.progress.start]
         return lines[-1] if lines and lines[-1].kind == kind else None
 
@@ -323,9 +323,8 @@ class Keeper:
             is_refused = isinstance(exc, stopping.StopRefusedError)
             self._answer(request, error=exc.message, is_refused=is_refused)
             if is_refused and request != "idle":
-                stop_record.lift_if_free(
-                    self.paths, stop.id
-                )  # in case the client is gone; otherwise it does so itself
+                # In case the client is gone; otherwise it does so itself.
+                stop_record.lift_if_free(self.paths, stop.id)
             return False
         self._answer(request, error="")
         return True
@@ -350,7 +349,7 @@ def _now_s() -> float:
 
 
 def _shorten(log: Path) -> None:
-    """Keep one older log of limited size."""
+    """Rotate a log above the size limit; one older log is retained."""
     with contextlib.suppress(OSError):
         if log.stat().st_size > LOG_LIMIT_BYTES:
             log.replace(log.with_suffix(".log.1"))

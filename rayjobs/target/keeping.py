@@ -19,7 +19,7 @@ from rayjobs.target import local_head
 
 
 def is_kept(paths: TargetPaths) -> bool:
-    """Whether a keeper is alive: it holds its lock for its whole life."""
+    """Whether a keeper is alive: it holds its lock for its lifetime."""
     try:
         return is_locked(paths.keeper_lock)
     except OSError:
@@ -73,10 +73,10 @@ class Pause:
     """What a keeper waits for before it tries again.
 
     Attributes:
-        keeper: The keeper.
+        keeper: The keeper's process.
         failures: How many tries in a row have failed.
         reason: Why the last one did.
-        next_at: When the next one is, in words.
+        next_at: The time of the next one, as text.
     """
 
     keeper: Identity

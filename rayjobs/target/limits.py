@@ -52,7 +52,7 @@ def save_limits(target: str, limits: Limits, *, home: Path) -> None:
 
 
 class LimitsFile:
-    """The current limits, for a caller that reads them every second; caches the unchanged file."""
+    """The current limits, for a caller that needs them every second; rereads only a changed file."""
 
     def __init__(self, target: str, *, home: Path) -> None:
         self._path = limits_path(target, home=home)
@@ -88,7 +88,7 @@ def _read(path: Path) -> Limits | None:
     except (ValueError, TypeError, KeyError, UsageError) as error:
         raise UsageError(
             f"the limits in {path} cannot be read ({error}). Remove the file, and set them "
-            f"again by `rayjobs target limits`."
+            f"again with `rayjobs target limits`."
         ) from error
 
 

@@ -66,10 +66,10 @@ class HeadRecord:
     """A running head (`head.json`). It contains no secret, only the path of the token file.
 
     Attributes:
-        instance: Random name of this life of the head.
+        instance: Random name of this run of the head.
         node_ip: The loopback address of Ray's node.
         gcs_address: What `ray.init(address=…)` takes.
-        dashboard_url: Where the dashboard is.
+        dashboard_url: The dashboard's address; empty: switched off.
         temp_dir: Ray's folder, removed when the head stops.
         node_id: Ray's id of the head node.
         gpus: GPUs offered (whole devices).
@@ -123,9 +123,9 @@ def write_private(path: Path, text: str) -> None:
 
 
 def remember_settings(paths: TargetPaths, environment: Mapping[str, str]) -> None:
-    """Keep the ``RAYJOBS_LOCAL_*`` variables of a head that starts.
+    """Store the ``RAYJOBS_LOCAL_*`` variables of a head that starts.
 
-    Another shell that restarts the target after a crash need not have them.
+    A restart after a crash uses them: it may come from another shell, which does not have them.
 
     Raises:
         OSError: They cannot be written.
@@ -135,7 +135,7 @@ def remember_settings(paths: TargetPaths, environment: Mapping[str, str]) -> Non
 
 
 def with_settings(paths: TargetPaths, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment that has the variables kept of the head, where it sets none itself."""
+    """Return an environment with the head's stored variables added that it does not set itself."""
     kept = read_json(paths.local_settings) or {}
     return {**{name: str(value) for name, value in kept.items()}, **environment}
 
@@ -175,12 +175,12 @@ def ray_folder(home: Path) -> Path:
 def node_ip(home: Path) -> str:
     """Return a loopback address for this home alone, which separates two heads."""
     digest = hashlib.sha256(str(home).encode()).digest()
-    # 127.0.0.x is left to the system: Ray itself replaces 127.0.0.1 by an outside address.
+    # 127.0.0.x is left to the system: Ray replaces 127.0.0.1 with the machine's external address.
     return f"127.{1 + digest[0] % 254}.{digest[1]}.{1 + digest[2] % 254}"
 
 
 def new_token(paths: TargetPaths) -> None:
-    """Make Ray's token file: 0600, 256 random bits, a new one for each life of the head."""
+    """Make Ray's token file (0600) with 256 new random bits; each start of a head makes one."""
     write_private(paths.token, secrets.token_hex(32))
 
 
@@ -211,7 +211,7 @@ def head_environment(
         # to answer for a minute. The keeper itself sees whether one of the two has ended.
         "RAY_health_check_timeout_ms": str(1000 * SILENT_S),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(SILENT_S),
-        # Its default is a fixed port, which the second head of a machine would find in use.
+        # Ray's default is a fixed port, which the second head of a machine would find in use.
         "DASHBOARD_METRIC_PORT": str(free_port()),
         # Ray would kill workers, which use little memory, because of the memory of ranks.
         "RAY_memory_monitor_refresh_ms": "0",
@@ -302,10 +302,10 @@ def head_arguments(settings: LocalSettings, *, ip: str, folder: Path) -> list[st
 def processes_of(folder: Path) -> Iterator[Identity]:
     """Find the Ray processes of the head whose folder is `folder`, by identity.
 
-    A process belongs to it if its command line names the folder, if it has a file or log of it
-    open, or if it descends from such a process within Ray. Ray hides command lines (it renames its
-    workers), hence the open files. This does not find the processes of attempts, which are outside
-    Ray.
+    A process belongs to the head if its command line names the folder, if it has a file in the
+    folder open, or if it descends from such a process within Ray. The open files are needed because
+    Ray hides command lines (it renames its workers). This does not find the processes of attempts,
+    which are outside Ray.
     """
     wanted = os.fsencode(f"{folder}/")
     found: set[int] = set()

@@ -114,7 +114,7 @@ def gpu_count() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    # The driver lists its devices here: no tool to start, and nothing is initialised.
+    # The driver lists its devices here; reading the list initializes nothing.
     listed = Path("/proc/driver/nvidia/gpus")
     try:
         return len(list(listed.iterdir()))

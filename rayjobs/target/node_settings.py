@@ -18,9 +18,9 @@ SHARES_DISK = "RAYJOBS_SHARES_DISK"
 INPUT_VIEWS = "RAYJOBS_INPUT_VIEWS"
 IMAGE_MOST_GIB = "RAYJOBS_IMAGE_MOST_GIB"
 AUTO = "auto"
-# An agent takes half a second to start, and 100 MB. In an autoscaled cluster it prevents the
-# removal of its node. The local node is not removed, so there it stays until users have most likely
-# left.
+# An agent takes half a second to start and uses 100 MB of memory. In an autoscaled cluster it
+# prevents the removal of its node. The local node is not removed, so its agent stays until users
+# have most likely finished.
 LOCAL_LINGER_S = 600.0
 CLUSTER_LINGER_S = 45.0
 
@@ -30,8 +30,8 @@ class NodeSettings:
     """How an agent behaves, from the environment in which its target was started.
 
     Attributes:
-        hold: ``auto`` (the best that the machine allows), or the one required level:
-            ``cgroup``, ``namespace`` and ``scan``.
+        hold: ``auto`` (the best containment that the machine allows), or the one that is required:
+            ``cgroup``, ``namespace`` or ``scan``.
         linger_s: Seconds without an attempt after which the agent ends.
         scratch: The node's own folder for attempts, snapshots and caches, such as a fast local
             disk; None: a folder in the target's home.
@@ -59,7 +59,8 @@ class NodeSettings:
         hold = environment.get(HOLD, "").strip() or AUTO
         if hold not in (AUTO, *LEVELS):
             raise UsageError(
-                f"{HOLD} is {hold!r}; it must be {AUTO}, {', '.join(LEVELS)}. Correct or unset it."
+                f"{HOLD} is {hold!r}; it must be one of {AUTO}, {', '.join(LEVELS)}. Correct or "
+                f"unset it."
             )
         default_s = LOCAL_LINGER_S if target == LOCAL else CLUSTER_LINGER_S
         linger_s = _number(environment, LINGER, default_s)

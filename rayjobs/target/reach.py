@@ -24,8 +24,8 @@ class Reach:
     """Whether a Ray cluster answers at an address.
 
     Attributes:
-        problem: Why none can be reached; empty if one answers.
-        is_late: Nothing has answered yet; with more time, something may.
+        problem: Why no cluster can be reached; empty if one answers.
+        is_late: There was no answer in time; there may be one later.
     """
 
     problem: str = ""

@@ -20,13 +20,13 @@ class TargetRequest(Message):
         workspace: Folder of the workspace to serve, or of the job.
         client: Version of the client's rayjobs.
         force: A retire puts running jobs back into the queue.
-        names: Environment variables whose values the actor returns.
-        keys: Jobs whose state to return; None: all.
+        names: Environment variables; the actor returns the names of those that it has.
+        keys: Jobs whose reasons for waiting to return; None: all.
         key: The job whose decision to return.
         after_turn: Return the decision of a turn that begins after the request.
-        job: Id of the job to evict, whose stacks to return, whose outputs to store, or to reach.
+        job: Id of the job of an "evict", "stacks", "store" or "session".
         notice_s: Seconds that an evicted job gets; None: it is killed immediately.
-        step: Of a session at a rank of the job.
+        step: The step of a "session" at a rank of the job.
     """
 
     op: str

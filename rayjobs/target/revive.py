@@ -24,7 +24,7 @@ from rayjobs.target.record import TargetRecord, load_target
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.workspace import server_choice
 
-QUICK_LOOK_S = 0.3  # reads of the store do not wait for a cluster
+QUICK_LOOK_S = 0.3  # a command that reads the store must not wait for a cluster
 SPAWNED_WITHIN_S = 5.0  # by then, a spawned process has written its own record
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
@@ -53,7 +53,7 @@ def look_after(
         return Condition(Standing.UNKNOWN, missing.message)
     if answers is None:
         answers = wake_client.is_listening(location.socket)
-    # This query also registers a moved workspace at its new path.
+    # This call also registers a moved workspace at its new path.
     is_registered = starting.is_registered(location.paths, workspace)
     if answers:
         if record.is_local and starting.lost_its_keeper(location):
@@ -82,7 +82,7 @@ def look_after(
 def _revived(
     location: TargetLocation, workspace: Path | str, record: TargetRecord, starts: Condition
 ) -> Condition:
-    """Begin to revive a target that died, unless that goes on or a pause is not over."""
+    """Begin to revive a target that died, unless that is in progress or a pause has not ended."""
     values = _read(location)
     failures, left_s = int(values.get("failures", 0)), _pause_left_s(values)
     fails = Condition(Standing.FAILING, str(values.get("error", starts.reason)))
@@ -115,7 +115,7 @@ def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool
     location = TargetLocation(name, home)
     location.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", "rayjobs.target.background_start"]
-    # A later stop by a user is newer than this start and takes precedence.
+    # A stop by a user after this start takes precedence.
     options = [
         f"--stop-seen={stop_record.last(location.paths).id}",
         *(["--revive"] if revives else []),
@@ -150,13 +150,13 @@ def failed(location: TargetLocation, error: str, *, before: int) -> None:
 
 
 def _begin(location: TargetLocation, workspace: Path | str) -> bool:
-    """Start a target in the background; False: that was not possible."""
+    """Start a target in the background; return False if that is not possible."""
     try:
         known = _read(location)
         _write(location, {**known, "spawned_at_s": _now_s(), "boot_id": own_identity().boot_id})
         in_background(location.name, home=location.home, workspace=workspace, revives=True)
     except OSError:
-        return False  # a full disk, no process left: the next command tries again
+        return False  # the disk is full, or no process can start: the next command tries again
     return True
 
 

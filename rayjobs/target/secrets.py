@@ -1,7 +1,8 @@
-"""The secrets of a target: a file that only its owner can read; read whenever a job needs one.
+"""The secrets of a target: a file that only its owner can read.
 
-So a credential can be set or changed while the target runs. Nodes that do not share the file get
-the values from the target actor, in memory; no record, log or command line ever contains one.
+It is read whenever a job needs a secret, so one can be set or changed while the target runs. Nodes
+that do not share the file get the values from the target actor, in memory; no record, log or
+command line ever contains one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 
 @dataclass(frozen=True)
 class Secret:
-    """One secret. Its value is kept out of `repr`."""
+    """One secret. Its `repr` does not contain the value."""
 
     name: str
     value: str
@@ -111,7 +112,8 @@ class TargetSecrets:
             raise UsageError(f"the value of {name} is empty; `secret rm {name}` removes a secret.")
         if len(value.encode()) > MOST_BYTES or "\0" in value:
             raise UsageError(
-                f"the value of {name} is not a secret's: at most {MOST_BYTES >> 10} KiB of text."
+                f"the value of {name} is not valid: give at most {MOST_BYTES >> 10} KiB of text, "
+                f"without NUL characters."
             )
         with self._changing() as kept:
             is_new = name not in kept or kept[name].value != value
@@ -127,7 +129,7 @@ class TargetSecrets:
             return kept.pop(name, None) is not None
 
     def take_over(self, names: Iterable[str], environment: Mapping[str, str]) -> Taken:
-        """Add the variables in `names` that a shell exports.
+        """Add the variables in `names` that a shell exports; return what changed.
 
         This never replaces what a user has set by command. The AWS keys are one credential and are
         replaced together or not at all, since a storage refuses a key with another credential's

@@ -11,20 +11,21 @@ from rayjobs.injob.identity import stat_of
 
 log = logging.getLogger(__name__)
 
-# Ray lets its workers yield, and die first when memory runs out; ranks must not inherit that.
-# The raylet reads it and passes it on, so every process that starts the head must have it.
+# Ray gives its workers a low priority, and they are killed first when memory runs out; ranks must
+# not inherit that. The raylet reads these variables and passes them on, so every process that
+# starts the head must have them.
 HEAD_ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_worker_oom_score_adjustment": "0"}
 
 
 def take_over(parent: int | None = None) -> None:
     """Give this process and its children the niceness and OOM score of their raylet.
 
-    For a cluster whose head was started without `HEAD_ENVIRONMENT`: there a worker has a niceness
-    of 15 and an oom_score_adj of 1000. Only root can lower a niceness, or a process within
-    RLIMIT_NICE; otherwise it stays, and this logs that.
+    For a cluster whose head was started without `HEAD_ENVIRONMENT`: its workers have a niceness of
+    15 and an oom_score_adj of 1000. Only root, or a process within RLIMIT_NICE, can lower a
+    niceness; if this process cannot, it logs a warning.
 
     Args:
-        parent: The raylet; by default the parent of this process, if that is one.
+        parent: The raylet; by default, this process's parent if it is a raylet.
     """
     if parent is None:
         parent = os.getppid()

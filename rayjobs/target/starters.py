@@ -66,7 +66,7 @@ def run_starter(
     on_stage: Callable[[str], None] = lambda _text: None,
     timeout_s: float = START_TIMEOUT_S,
 ) -> None:
-    """Run the starter from here, for work that needs no keeper.
+    """Run the starter from this process, for work that needs no keeper.
 
     Args:
         what: "actor", "replace" or "end" (see `engine.starter`).

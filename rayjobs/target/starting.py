@@ -1,4 +1,4 @@
-"""How a client gets a running target: wake it, or start it if it does not run. No Ray."""
+"""Gets a client a running target: wakes it, or starts it if it does not run. No Ray."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TargetStatus:
     Attributes:
         name: The target.
         version: rayjobs version of the actor.
-        epoch: Random name of this life of the actor.
+        epoch: Random name of this lifetime of the actor.
         served: Whether the actor serves the workspace of the wake; None if none was given.
         was_started: Whether this call waited for a start.
     """
@@ -81,8 +81,8 @@ def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True
 
     Returns:
         False if `ensure_target` has work to do: no process listens, or the actor is being stopped
-        or has an older rayjobs. True also for a process that listens and answers slowly, since it
-        looks at the store by itself.
+        or has an older rayjobs. True also for a process that listens but answers slowly, since it
+        polls the store by itself.
 
     Raises:
         ServedElsewhereError: the target belongs to another machine, and does not run there.
@@ -106,7 +106,7 @@ def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True
     except BeingStoppedError:
         return False
     if answer is not None and registers:
-        # Left by a stop that did not happen and was not undone.
+        # The record of a stop that was refused, and whose client died before it cleared the record.
         stop_record.lift_if_free(location.paths, stop_seen)
     return answer is not None and not must_replace(str(answer.get("version", "")), __version__)
 
@@ -138,7 +138,7 @@ def ensure_target(
     Raises:
         UsageError: a `RAYJOBS_LOCAL_*` variable is invalid.
         TargetError: the start failed (with its reason), was not done in `timeout_s`, a user has
-            stopped the target (with `revives`, or since it was asked for), or the home cannot be
+            stopped the target (with `revives`, or since the request), or the home cannot be
             written (its disk is full).
         ServedElsewhereError: the target belongs to another machine, and does not run there.
         StoreError: the workspace's store is in PostgreSQL, and cannot be reached.
@@ -197,12 +197,12 @@ def _files_written(location: TargetLocation) -> Iterator[None]:
     try:
         yield
     except TimeoutError:
-        raise  # without a file: a process listens and does not answer
+        raise  # not about a file: a process listens and does not answer
     except OSError as exc:
         raise local_head.StartError(
             f"target {location.name!r} cannot be started: {exc.filename or location.home}: "
-            f"{exc.strerror or exc}. Make room there, or set RAYJOBS_HOME to a folder that can be "
-            f"written.",
+            f"{exc.strerror or exc}. Free some space there, or set RAYJOBS_HOME to a folder that can "
+            f"be written.",
             advice=local_head.start_again(location.name),
         ) from exc
 
@@ -246,7 +246,7 @@ class _Start:
             stop_record.lift_if_free(location.paths, self.stop_seen)
         if answer is None:
             extras.require(f"starting target {location.name!r}", "ray", "torch")
-            with self._alone():  # a stop holds the lock until the target is completely gone
+            with self._alone():  # a stop holds the lock until the target has ended completely
                 pass
             answer = self._start_local() if record.is_local else self._start_attached()
         elif must_replace(str(answer.get("version", "")), __version__):
@@ -353,7 +353,7 @@ class _Start:
                     if not keeping.is_kept(paths):
                         if spawned >= SPAWN_LIMIT:
                             raise TargetError(
-                                f"the keeper of target {location.name!r} ended again and again. "
+                                f"the keeper of target {location.name!r} ended repeatedly. "
                                 f"See {paths.log}."
                             )
                         paths.progress.unlink(missing_ok=True)

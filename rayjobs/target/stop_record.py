@@ -73,7 +73,8 @@ def noted(paths: TargetPaths) -> Iterator[None]:
 def lift_if_free(paths: TargetPaths, stop_id: str) -> None:
     """Clear that stop, unless a client is starting or stopping the target; does not wait.
 
-    For a target that continues: its stop was refused, and the requesting client was killed.
+    For a target that continues because its stop was refused, while the client that requested the
+    stop was killed.
     """
     if not last(paths).is_in_force:
         return

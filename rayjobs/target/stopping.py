@@ -34,13 +34,13 @@ SETTLE_S = 3.0
 POLITE_S = 5.0
 KILLED_S = 20.0
 POLL_S = 0.05
-# What a stopped target leaves: its definition, its workspaces, and its logs.
+# The files that a stop removes. The target's definition, workspaces and logs stay.
 _LIVE_FILES = (
     *("head.json", "activity.json", "capacity.json", "starting.log", "keeper.json"),
     *("revival.json", "pause.json", "local-settings.json"),
 )
 # Those of them that say why a start failed.
-_TOLD_FILES = ("starting.log", "revival.json")
+_FAILURE_FILES = ("starting.log", "revival.json")
 
 
 class StopRefusedError(TargetError):
@@ -75,8 +75,8 @@ class TargetLocation:
 def retire(location: TargetLocation, *, force: bool) -> None:
     """Ask the actor to take no more jobs.
 
-    From its agreement on, it refuses wakes and starts nothing, so no job can start between this and
-    the end of the head. That lasts a minute; `resume` ends it earlier if the stop failed.
+    Once it agrees, it refuses wakes and starts nothing, so no job can start between this and the
+    end of the head. This state lasts a minute; `resume` ends it earlier if the stop failed.
 
     Raises:
         StopRefusedError: jobs are queued or running, and `force` is off (`jobs` lists them).
@@ -86,7 +86,7 @@ def retire(location: TargetLocation, *, force: bool) -> None:
         busy, jobs = _refusal(location, force)
         if not busy or force:
             return
-        # The cleanup of a job that has just ended may still run.
+        # A job that has just ended may still be cleaned up.
         if time.monotonic() >= deadline:
             break
         time.sleep(POLL_S)
@@ -142,13 +142,12 @@ def stop_head(location: TargetLocation, *, say: Callable[[str], None]) -> None:
     Idempotent; works even if any part of it is already dead.
 
     Raises:
-        TargetError: a process could not be ended; the head's record is kept then.
+        TargetError: a process could not be ended; the head's record is retained.
     """
     put_back(location, say)
     if _end_attempts(location, say):
-        with contextlib.suppress(
-            TimeoutError
-        ):  # that took a while; the actor accepts a repeated call
+        # Repeated, since ending attempts may outlast the first retirement.
+        with contextlib.suppress(TimeoutError):
             wake_client.ask(
                 location.socket, TargetRequest("retire", force=True), timeout_s=SHORT_ANSWER_S
             )
@@ -161,11 +160,11 @@ def stop_head(location: TargetLocation, *, say: Callable[[str], None]) -> None:
 def put_back(location: TargetLocation, say: Callable[[str], None]) -> None:
     """Have the actor, if it runs, end running jobs and put them back into the queue.
 
-    This stores their logs, metrics and checkpoints, and they resume from there at the next start.
-    This function ends what the actor does not end in time; the next start finds those jobs.
+    The actor stores their logs, metrics and checkpoints, and they resume at the next start. This
+    returns when they have ended, or after a time limit; the next start also finds the other jobs.
     """
     began = time.monotonic()
-    is_told = False
+    is_reported = False
     while True:
         try:
             answer = wake_client.ask(
@@ -178,9 +177,9 @@ def put_back(location: TargetLocation, say: Callable[[str], None]) -> None:
             return
         if time.monotonic() - began >= HOST_GRACE_S + min(float(answer["grace_s"]), LONGEST_S):
             return
-        if not is_told:
+        if not is_reported:
             say(f"putting {counted(live, 'running job')} back into the queue")
-        is_told = True
+        is_reported = True
         time.sleep(POLL_S)
 
 
@@ -188,7 +187,7 @@ def clear_ray(location: TargetLocation) -> None:
     """End this home's Ray processes and remove its folder; leave attempts alone.
 
     Raises:
-        TargetError: a process could not be ended; Ray's folder is kept then.
+        TargetError: a process could not be ended; Ray's folder is retained.
     """
     folder = local_head.ray_folder(location.home)
     _end_starters(location)
@@ -198,7 +197,7 @@ def clear_ray(location: TargetLocation) -> None:
         raise TargetError(
             f"these processes of target {location.name!r} could not be ended: "
             + ", ".join(str(identity.pid) for identity in survivors)
-            + ". Look at them with ps, and stop the target again.",
+            + ". Inspect them with ps, and stop the target again.",
             pids=[identity.pid for identity in survivors],
         )
     shutil.rmtree(folder, ignore_errors=True)
@@ -209,7 +208,7 @@ def remove_files(location: TargetLocation, *, keep_progress: bool = False) -> No
     """Remove what only a running head needs; remove folders if they are empty."""
     location.socket.unlink(missing_ok=True)
     for file in _LIVE_FILES:
-        if not (keep_progress and file in _TOLD_FILES):
+        if not (keep_progress and file in _FAILURE_FILES):
             (location.paths.root / file).unlink(missing_ok=True)
     location.paths.token.unlink(missing_ok=True)
     folder = runtime_dir(location.home, create=False)
@@ -257,7 +256,7 @@ def _end_ray(location: TargetLocation, folder: Path) -> None:
     known = set(local_head.processes_of(folder))
     raylet = record.identity("raylet") if record else None
     if raylet is not None and is_alive(raylet):
-        # It ends its own children itself, but only after a polite signal.
+        # A raylet ends its own children, but only after SIGTERM.
         known |= {
             identity
             for stat in descendants(raylet.pid)
@@ -309,7 +308,7 @@ def _living_hosts(location: TargetLocation) -> Iterator[tuple[dict[str, Any], Id
 def end_warm(location: TargetLocation) -> None:
     """End warm interpreters: they run outside Ray and serve only this home.
 
-    One that still imports does not listen yet, so its command line identifies it.
+    One that is still importing packages does not listen yet, so its command line identifies it.
     """
     folder = runtime_dir(location.home, create=False)
     for path in folder.glob("warm-*.sock"):

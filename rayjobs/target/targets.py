@@ -1,4 +1,4 @@
-"""Compute targets as users handle them: create, list, look at, start, stop. No import of ray."""
+"""Compute targets as users handle them: create, list, show, start, stop. No import of ray."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def create_target(
             return TargetRecord(LOCAL)
         raise UsageError(
             f"target {name!r} with address {address!r}: the local target is called `local` and "
-            f"exists already; for a cluster give another name and --address HOST:PORT."
+            f"exists already; for a cluster, give another name and --address HOST:PORT."
         )
     assert address is not None
     host, _, port = address.rpartition(":")
@@ -227,7 +227,7 @@ def known_names(*, home: Path | None = None) -> list[str]:
 
 
 def require(name: str, *, home: Path | None = None) -> None:
-    """Check that there is a target of this name, here or at the server that is used.
+    """Check that there is a target with this name, here or at the server that is used.
 
     Raises:
         NotFoundError: there is none; the message names those that exist.
@@ -327,7 +327,7 @@ def stop_target(
     """Stop a target: its actor, and for `local` Ray and everything around it.
 
     Args:
-        force: Also with jobs queued or running: running attempts are ended.
+        force: Even with jobs queued or running: running attempts are ended.
 
     Returns:
         False if no part of it ran.
@@ -413,8 +413,9 @@ def _stop_attached(location: TargetLocation, address: str, force: bool, on_stage
     if reason := reach.why_unreachable(address):
         raise reach.UnreachedError(
             f"{reach.unreachable_text(location.name, address, reason)}. The stop is recorded: no "
-            f"command starts the target again by itself when the cluster is back. If its actor "
-            f"still runs there, it continues: run `rayjobs target stop {location.name}` again then",
+            f"command restarts the target automatically when the cluster is back. If its actor "
+            f"still runs there, run `rayjobs target stop {location.name}` again when the cluster "
+            f"answers",
             address=address,
         )
     _end_actor(location, force, on_stage, timeout_s=STOP_TIMEOUT_S)
@@ -445,7 +446,7 @@ def dashboard_url(name: str = LOCAL, *, home: Path | None = None) -> str:
 
 
 def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
-    """Return a target's maximum capacity, for "can never fit" at submit; starts nothing.
+    """Return a target's maximum capacity, to refuse jobs that can never fit; starts nothing.
 
     For a running target this is its own record (`capacity.json`, `head.json`); for a local target
     that is restarting, what it was started with; for a stopped one, this machine's resources. Nodes
@@ -459,7 +460,7 @@ def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
     shapes: list[NodeShape] = []
     head = local_head.load_record(location.paths) if record.is_local else None
     if record.is_local and (head is None or not head.is_running):
-        # While it restarts, it is what its own start said, whatever this shell says.
+        # While it restarts, the settings of its own start apply, not those of this shell.
         settings = LocalSettings.read(local_head.with_settings(location.paths, os.environ))
         shapes = [NodeShape(float(settings.cpus), float(settings.gpus), settings.memory_bytes)]
     elif head is not None:
@@ -499,5 +500,5 @@ def _ask(location: TargetLocation, operation: str) -> tuple[dict[str, Any], bool
     try:
         answer = wake_client.ask(location.socket, TargetRequest(operation))
     except TimeoutError:
-        return {}, True  # slow is not gone
+        return {}, True  # it listens, but is slow
     return answer or {}, answer is not None

@@ -33,7 +33,7 @@ CHILD_LIMIT_S = 600.0
 LOCK_PATIENCE_S = 5.0
 # A missing workspace may be on a disk that is temporarily not mounted.
 GONE_S = 86400.0
-AWAY = "away_since"  # in a registration: since when the store cannot be reached
+AWAY = "away_since"  # in a registration: since when the store has been unreachable
 _WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 

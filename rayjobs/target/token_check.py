@@ -77,7 +77,7 @@ def check_without_token(address: str, *, timeout_s: float = ANSWER_S) -> None:
     """
     if not _answers(address, None, timeout_s):
         raise UsageError(
-            f"the Ray cluster at {address} demands a token. Give its token file (--token-file) "
+            f"the Ray cluster at {address} requires a token. Give its token file (--token-file) "
             f"and leave out {WITHOUT_TOKEN}.",
             address=address,
         )

@@ -155,7 +155,7 @@ def cancel(
     is_reached: bool = True,
     is_stopped: bool = False,
 ) -> list[str]:
-    """Cancel jobs and return their ids when all have ended; start a dead target for that.
+    """Cancel jobs and return their ids when all have ended; start a dead target to end them.
 
     Args:
         command: The subcommand of `rayjobs target` that cancels them.
@@ -186,8 +186,8 @@ def cancel(
             elif not stores[path].request_cancel(job.id, by=by).is_final:
                 left.append((path, job))
         if not is_reached:
-            asked = {job.id for _path, job in left}
-            return [job.id for _path, job in jobs.all if job.id not in asked]
+            requested = {job.id for _path, job in left}
+            return [job.id for _path, job in jobs.all if job.id not in requested]
         grace_s = max((stores[path].job(job.id).spec.grace_s for path, job in left), default=0.0)
         for path in {path for path, _job in left}:
             starting.ensure_target(name, home=home, workspace=path, on_stage=say)
@@ -197,8 +197,8 @@ def cancel(
                 listed = ", ".join(job.id for _path, job in left[:LISTED])
                 raise TargetError(
                     f"{counted(len(left), 'job')} did not end after the cancel: {listed}. "
-                    f"`rayjobs why` says why; `rayjobs target stop {name} --force` stops all the "
-                    f"same."
+                    f"`rayjobs why` says why; `rayjobs target stop {name} --force` stops the "
+                    f"target anyway."
                 )
             time.sleep(POLL_S)
     return [job.id for _path, job in jobs.all]
@@ -233,8 +233,8 @@ def older(name: str, *, home: Path, than: str | None = None) -> str:
     Args:
         than: The job that is being submitted; it does not count.
     """
-    # In a burst of submits, each would report the others. Jobs that waited at a user's stop are
-    # reported whatever their age: the user expects them to stay there.
+    # Young jobs are left out: in a burst of submits, each would report the others. Jobs that waited
+    # when a user stopped the target are always reported: the user may expect them to stay queued.
     since = datetime.now(UTC) - timedelta(seconds=AGE_S)
     stopped_at = datetime.fromtimestamp(stop_record.last(TargetLocation(name, home).paths).at, UTC)
     jobs = [
@@ -296,7 +296,7 @@ def check_none(name: str, jobs: Unfinished, *, command: str, unreached: str = ""
 
 
 def what_becomes(name: str, jobs: Unfinished) -> str:
-    """Return what a stop means for the jobs of a target with an unreachable cluster."""
+    """Return what happens to the jobs of a target with an unreachable cluster after a stop."""
     sentences = []
     if jobs.running:
         sentences.append(
@@ -314,7 +314,7 @@ def main(arguments: list[str]) -> int:
     """Look for unfinished jobs of a target: ``-m rayjobs.target.unfinished HOME NAME``.
 
     Returns:
-        `keeper.NO_JOBS` if there is none; 0 if there is one or a store cannot be read.
+        `keeper.NO_JOBS` if there are none; 0 if there are some or a store cannot be read.
     """
     home, name = arguments
     jobs = of_target(name, home=Path(home))

@@ -59,7 +59,7 @@ def installed() -> str | None:
     """
     try:
         folder = Path(str(metadata.distribution("rayjobs").locate_file("")))
-        # Installing another version replaces a folder here.
+        # Installing another version changes this folder's time.
         return _version_at(folder, folder.stat().st_mtime_ns)
     except (metadata.PackageNotFoundError, OSError):
         return None

@@ -60,8 +60,8 @@ def ask(
 
 
 async def ask_async(path: Path, request: Message, *, timeout_s: float) -> dict[str, Any] | None:
-    """Do as `ask` does, without a thread that waits."""
-    import asyncio  # not for commands, which start with this module
+    """Like `ask`, but without blocking a thread."""
+    import asyncio  # here, since every command imports this module
 
     writer = None
     try:

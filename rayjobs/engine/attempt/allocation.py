@@ -16,7 +16,7 @@ class AttemptAllocation:
         """Use an allocation of `allocations`.
 
         Args:
-            held: None: the attempt's allocation no longer exists.
+            held: The attempt's allocation; None: it no longer exists.
         """
         self._allocations = allocations
         self._held = held

@@ -24,7 +24,7 @@ class EndRequest:
         self.preempt_reason = ""
 
     def cancel(self) -> None:
-        """Request the end of the job itself."""
+        """Request the end of the job, not only of this attempt."""
         self._canceled.set()
 
     def preempt(self, reason: str, *, grace_s: float | None = None, is_free: bool = False) -> None:
@@ -41,7 +41,7 @@ class EndRequest:
 
     @property
     def is_preemption(self) -> bool:
-        """Whether the attempt has to end and its job continues in another attempt."""
+        """Whether the attempt has to end, and its job continues in another attempt."""
         return self._preempted.is_set() and not self._canceled.is_set()
 
     @property

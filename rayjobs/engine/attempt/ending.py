@@ -41,10 +41,10 @@ COLLECT_TRIES = 4
 # A collection without progress is given up after this time, or when the job is canceled.
 STUCK_S = 600.0
 STUCK_LOOK_S = 2.0
-# How long to wait for a storage that does not answer: as long as the retries of its readers.
+# How long to wait for a storage that does not answer: as long as attempts retry to read from it.
 OUTAGE_S = 300.0
 OUTAGE_LONGEST_PAUSE_S = 10.0
-# The tries, and the pause between them, if a process of rayjobs could not open more files.
+# How often, and after which pause, to retry if a process of rayjobs could not open more files.
 OUT_OF_FILES_PAUSE_S = 10.0
 OUT_OF_FILES_TRIES = 60
 
@@ -138,7 +138,7 @@ class AttemptEnding:
                 f"the script succeeded, but its outputs were not stored: {refused[0]} Its files "
                 f"are still in {kept}/written.",
             )
-            # No retry: another attempt would find the same files there.
+            # No retry: another attempt would find the same files in the outputs' place.
             await record.finish(Outcome.NOT_STORED, failure=failure)
         elif failure is None and outcome is Outcome.COMPLETED and problems:
             failure = Failure(
@@ -179,7 +179,7 @@ class AttemptEnding:
         if not requests:
             return ()
         served = self._record.served
-        await self._record.wait_for_workspace()  # a removed one has no files to look at
+        await self._record.wait_for_workspace()  # a removed one has no files to read
         return await self._record.write(_prepare_models, served, self._record.job.id, requests)
 
     async def free(self, *, proven: bool) -> None:
@@ -205,7 +205,7 @@ class AttemptEnding:
                 agent = await self._cluster.agent(node.node_id)
                 await agent.call(CLEAN, node.on)
             except RayjobsError as error:
-                log.info("scratch of %s stays: %s", self._record.job.id, error)
+                log.info("the scratch of %s was not removed: %s", self._record.job.id, error)
 
     # -- collect -------------------------------------------------------------------------------
     async def _collect(self, node: NodeOfAttempt) -> Collected:
@@ -319,8 +319,8 @@ class AttemptEnding:
         """End the attempt's processes on the node, and return the node's report.
 
         A lost agent says nothing about the host, which may be alive or done. So after a launch
-        request this retries until the node answers or is permanently gone. Before that, an agent
-        that never starts is a reason to try elsewhere.
+        request, this retries until the node answers or is permanently gone. Before a launch
+        request, it raises: the job can be tried elsewhere.
         """
         job = self._record.job.id
         while True:
@@ -426,7 +426,7 @@ class AttemptEnding:
             await self.free(proven=False)
 
     async def cancel(self, *, proven: bool) -> None:
-        """End a job as Canceled that was canceled while no target actor was running."""
+        """Record as Canceled a job that was canceled while no target actor was running."""
         is_stored = proven and await self._rescue()
         await self._record.finish(Outcome.CANCELED, reason=CANCELED.sentence)
         if is_stored:
@@ -450,13 +450,14 @@ class AttemptEnding:
         prove: Callable[[], Awaitable[bool]] | None = None,
         if_without_hosts: bool = False,
     ) -> bool:
-        """Requeue a job that had not started: this is no failure and uses no budget.
+        """Requeue a job that had not started: this is not a failure and uses no budget.
 
         Args:
-            prove: Called afterwards; returns whether all processes of the attempt are dead. Only
-                then are starts refused from an actor that does not know yet that it was replaced.
-            if_without_hosts: Do nothing and return False if hosts of the attempt are recorded by
-                now: they may run or may even have completed the job.
+            prove: Called after the requeue; returns whether all processes of the attempt are dead.
+                Before the requeue, an actor that does not know yet that it was replaced could
+                still start some.
+            if_without_hosts: Do nothing and return False if hosts of the attempt have been
+                recorded: they may run or may even have completed the job.
         """
         if self._end_request.is_canceled:
             await self.cancel(proven=proven)

@@ -18,7 +18,7 @@ from rayjobs.protocol.calls import SILENCE, STALLED, Stalled
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-# How often, at most, to ask the nodes of a group for signs of life.
+# The longest pause between two checks of a group's nodes for signs of life.
 SILENCE_LOOK_S = 30.0
 
 
@@ -84,7 +84,7 @@ class GroupEnd:
 
 
 def exit_record_of_lost_node(node: NodeOfAttempt) -> ExitRecord:
-    """Return the record of a host that was lost with its node and has ended by its own clock."""
+    """Return the record of a host that was lost with its node and has certainly ended."""
     return ExitRecord.of_lost_node(node.on, name=node.name)
 
 

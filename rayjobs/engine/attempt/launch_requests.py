@@ -66,7 +66,7 @@ def launch_requests(
         azure: The names for programs of Azure ML v1, see `azure_identity`.
 
     Raises:
-        PrepareError: class ``environment``: a node's installation does not fit.
+        PrepareError: class ``environment``: a node has another version of rayjobs.
     """
     check_nodes(greetings)
     job, served, spec, first = record.job, record.served, record.job.spec, greetings[0]
@@ -82,10 +82,10 @@ def launch_requests(
         for index, hello in enumerate(greetings)
     )
     named = spec.environment if isinstance(spec.environment, str) else None
-    # In an image, the node finds it.
+    # In an image, the node finds the interpreter.
     own_python = None if spec.container is not None else named
     if isinstance(spec.environment, Packages) and "/" in (spec.environment.python or ""):
-        named = spec.environment.python  # packages are added to it, in an image
+        named = spec.environment.python  # in an image, packages are added to it
     context = AttemptContext(
         job=job,
         attempt=record.number,
@@ -103,7 +103,7 @@ def launch_requests(
     for hello, where, plan_of_launcher in zip(greetings, planned, plans, strict=True):
         plan = replace(
             plan_of_launcher,
-            # The node's own interpreter: it need not share a disk with the first node.
+            # Each node's own interpreter: the nodes need not share a disk.
             injob_path=hello.injob_path,
             env=with_azureml(plan_of_launcher.env, hello.injob_path),
             python=own_python or hello.python,
@@ -165,12 +165,12 @@ def launch_requests(
 
 
 def check_nodes(greetings: Sequence[Hello]) -> None:
-    """Check that the installations of all nodes fit this target actor.
+    """Check that all nodes have this target actor's version of rayjobs.
 
-    Ray itself refuses a node with another Ray or Python when it joins.
+    Ray itself refuses a node with another version of Ray or Python when it joins.
 
     Raises:
-        PrepareError: class ``environment``: a node has another rayjobs installed.
+        PrepareError: class ``environment``: a node has another version of rayjobs.
     """
     own = installed()
     for greeting in greetings:

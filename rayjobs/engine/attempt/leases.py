@@ -1,4 +1,4 @@
-"""The target's side of leases: when an unreachable host has ended by its own clock."""
+"""The target's side of leases: when an unreachable host has certainly ended."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 # A renewal may be lost five times in a row before a host ends its ranks.
 RENEWALS = 9
-# A host checks its raylet every half second; after its end it gives the ranks two seconds, and then
-# kills them. The rest is a margin for a busy machine.
+# A host checks its raylet every half second; if it has ended, the host gives its ranks two seconds,
+# and then kills them. The rest is a margin for a busy machine.
 RAYLET_GONE_S = 10.0
 LOOK_S = 1.0
 
@@ -84,7 +84,7 @@ class Leases:
 
         Args:
             restarted: The cluster was restarted since: its nodes have new ids, and one with the
-                same address is on the same machine. This always holds for all nodes of `local`.
+                same address is on the same machine. (All nodes of `local` always are.)
 
         Raises:
             RayjobsError: the cluster does not answer.
@@ -99,7 +99,7 @@ class Leases:
         return None
 
     def is_over(self, node: NodeOfAttempt) -> bool:
-        """Whether no process of the attempt can still run on its lost node; see below."""
+        """Whether the lease of a lost node has ended, so that no process of the attempt runs."""
         lease_s = node.on.lease_s
         if not lease_s:
             return False
@@ -112,7 +112,7 @@ class Leases:
         """Wait until no process of the attempt can still run on its lost node.
 
         That is when the lease has ended, or soon after the node's machine reports the end of its
-        raylet. Returns False immediately if the host had no lease: then it is unknown.
+        raylet; this then returns True. If the host had no lease, it returns False immediately.
         """
         lease_s = node.on.lease_s
         if not lease_s:

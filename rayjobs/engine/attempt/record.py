@@ -54,7 +54,7 @@ class AttemptRecord:
     async def write(self, function: Callable[..., Result], *given: Any, **more: Any) -> Result:
         """Call a method of the store until it succeeds, even if the store is full or locked.
 
-        Meanwhile the exit record on the node keeps the unwritten facts.
+        In the meantime, the exit record on the node has the facts that are not written yet.
 
         Raises:
             StoreError: the call failed, and the workspace is gone.

@@ -65,13 +65,13 @@ Result = TypeVar("Result")
 
 # Another job of the cluster took the free capacity first. This is not a failure.
 NOT_PLACED_PAUSE_S = 2.0
-# Nodes did not start: how long other jobs go first, and after how many times in a row to hold the
+# If nodes do not start: how long other jobs go first, and after how many tries in a row to hold the
 # job.
 NOT_GROWN_PAUSE_S = 30.0
 NOT_GROWN_TRIES = 3
-# How long after the script's grace period to repeat the request to end to the host.
+# How long after the script's grace period to repeat the stop request to the host.
 STOP_AGAIN_S = 5.0
-# How long to wait before a preparing node is asked to stop again.
+# How long to wait before repeating the stop request to a preparing node.
 STOP_PREPARING_AGAIN_S = 1.0
 
 
@@ -136,7 +136,7 @@ class AttemptSupervisor:
         """Supervise an attempt of `job`.
 
         Args:
-            held: None: the attempt's allocation does not exist any more.
+            held: The attempt's allocation; None: it no longer exists.
             number: The number of an attempt that another target actor has started; 0: it starts
                 here.
             nodes: The nodes of such an attempt.
@@ -226,7 +226,7 @@ class AttemptSupervisor:
             await allocation.release()
             await record.requeue(str(error), outcome=Outcome.NOT_PLACED, pause_s=NOT_PLACED_PAUSE_S)
         except PrepareError as error:
-            await record.check_ours()  # refuses the attempt if another actor has ended it
+            await record.check_ours()  # raises if another actor has ended the attempt
             # A host that answered late, or one on another node, may still run.
             settled = await self.ending.settle()
             failure = Failure(
@@ -261,7 +261,7 @@ class AttemptSupervisor:
     async def _provision(self) -> None:
         await self.record.move(JobState.PROVISIONING, JobState.PREPARING)
         try:
-            # All at the same time: an agent takes half a second to start, and leaves without calls.
+            # Concurrently: an agent takes half a second to start, and ends if no call comes.
             agents = await together(
                 self._parts.cluster.agent(node) for node in self.allocation.nodes
             )
@@ -343,7 +343,7 @@ class AttemptSupervisor:
         failed: BaseException | None = None
         try:
             while pending := [call for call in calls if not call.done()]:
-                # Repeated: a node that has just begun may not know yet what it has to stop.
+                # Repeated: a node that has just begun may not know the attempt yet.
                 is_ending = failed is not None or canceling.done()
                 waiting: list[asyncio.Future[Any]] = [*pending, *([] if is_ending else [canceling])]
                 await asyncio.wait(
@@ -384,7 +384,7 @@ class AttemptSupervisor:
     async def follow(self) -> None:
         """Follow launched hosts to their end, then finalize.
 
-        The first node that does not end well ends the others.
+        The first node that does not succeed ends the others.
         """
         end = GroupEnd(self.end_request.made)
         listening = asyncio.ensure_future(
@@ -400,7 +400,7 @@ class AttemptSupervisor:
         finally:
             listening.cancel()
             for one in followed:
-                drop(one)  # renews no lease for an attempt that was given up
+                drop(one)  # so that no lease of an abandoned attempt is renewed
         await self.ending.finalise(list(exits))
 
     async def _follow_one(self, node: NodeOfAttempt, end: GroupEnd) -> ExitRecord:
@@ -415,7 +415,7 @@ class AttemptSupervisor:
                 try:
                     await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
                     while not following.done():
-                        # Repeated: a stopped or busy host has not received it.
+                        # Repeated: a stopped or busy host may not have received it.
                         cause, grace_s = ending.result(), self.end_request.grace_s
                         await agent.call(STOP, Stop(node.on, cause, grace_s))
                         await asyncio.wait({following}, timeout=grace_s + STOP_AGAIN_S)
@@ -451,7 +451,7 @@ class AttemptSupervisor:
     async def _lost_with_node(self, node: NodeOfAttempt, end: GroupEnd) -> ExitRecord | None:
         """Return the record of a host on a permanently lost node when it has certainly ended.
 
-        None while the node is alive or its state is unknown: then the caller tries again.
+        None while the node is alive or its state is unknown: the caller tries again.
         """
         leases = self._parts.leases
         try:

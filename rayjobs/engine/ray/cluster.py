@@ -38,8 +38,8 @@ from rayjobs.protocol.names import NAMESPACE
 AGENT_START_S = 180.0
 CONNECT_S = 2.0
 SUCCESSOR_PAUSE_S = 0.1
-# Ray uses one of these only for an actor that has ended itself: the second as soon as its control
-# service knows, with varying words around it.
+# Ray's message contains one of these only if the actor has ended itself: the second as soon as its
+# control service knows, in varying sentences.
 EXITED = ("exit_actor() is called", "INTENDED_USER_EXIT")
 
 
@@ -61,7 +61,7 @@ class RayCluster:
         return await loop.run_in_executor(self._threads, function, *arguments)
 
     async def cluster_id(self) -> str:
-        """Return the id of this life of the cluster."""
+        """Return the cluster's id, which changes when Ray is restarted."""
         return (
             str(await self._call(lambda: ray.get_runtime_context().gcs_address))
             + "/"
@@ -261,7 +261,7 @@ class RayAgent:
                 raise AgentLeavingError(
                     "the node's agent stopped because it had no work"
                 ) from error
-            # Any other error of Ray says nothing about the attempt: call again.
+            # Any other error of Ray says nothing about the attempt: the caller tries again.
             self.lost = True
             raise AgentLostError(f"the node's agent cannot be reached: {error}") from error
         try:

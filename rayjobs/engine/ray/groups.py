@@ -73,13 +73,13 @@ def place(
     return _places(placement_group_table(group), shape)
 
 
-def _create(name: str, shape: Shape, asked: list[dict[str, str]]) -> PlacementGroup:
+def _create(name: str, shape: Shape, wanted: list[dict[str, str]]) -> PlacementGroup:
     return placement_group(
         list(bundles(shape)),
         strategy="STRICT_SPREAD" if shape.spread and shape.nodes > 1 else "PACK",
         name=name,
         lifetime="detached",
-        bundle_label_selector=asked,
+        bundle_label_selector=wanted,
     )
 
 
@@ -97,7 +97,7 @@ async def grow(
     avoid: Collection[str],
     timeout_s: float,
 ) -> tuple[str, ...]:
-    """Create a group and wait until its nodes have started; return them.
+    """Create a group, wait until its nodes have started, and return them.
 
     Args:
         call: Runs a blocking function in a thread.

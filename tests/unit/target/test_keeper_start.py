@@ -163,7 +163,7 @@ def test_report_of_starter_keeps_cause_and_advice_apart(
     def refused(*_: object) -> int:
         told = progress.Progress(location.paths.progress, "s1")
         error = local_head.StartError("Ray refuses.", advice="Ask Ada.")
-        with raylaunch._failures_told(told, is_head=True):
+        with raylaunch._reporting_failures(told, is_head=True):
             _raise(error)
         return 1
 
@@ -289,7 +289,7 @@ def test_hanging_start_ends_by_itself_and_reports_it(tmp_path: Path) -> None:
     source = (
         "import sys, time; from pathlib import Path\n"
         "from rayjobs.target import progress; from rayjobs.engine import starter as raylaunch\n"
-        "raylaunch._end_at_last(progress.Progress(Path(sys.argv[1]), 'one'), life_s=0.1)\n"
+        "raylaunch._end_after(progress.Progress(Path(sys.argv[1]), 'one'), life_s=0.1)\n"
         "time.sleep(600)\n"
     )
     file = tmp_path / "progress"

@@ -133,7 +133,7 @@ def test_a_cluster_without_a_token_needs_the_flag_and_is_shown_as_such(
     with pytest.raises(UsageError, match="--cluster-without-token-anyone-can-run-code"):
         targets.create_target("open", address=address, home=home)
     if wanted is not None:
-        with pytest.raises(UsageError, match="demands a token"):
+        with pytest.raises(UsageError, match="requires a token"):
             targets.create_target("open", address=address, without_token=True, home=home)
         return
     monkeypatch.setenv("RAYJOBS_HOME", str(home))

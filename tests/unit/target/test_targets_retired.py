@@ -468,6 +468,6 @@ def test_full_disk_is_reported_with_its_path_and_a_remedy(
     with pytest.raises(TargetError) as caught:
         starting.ensure_target("local", home=location.home, workspace=tmp_path)
     assert f"{location.paths.root}/" in caught.value.message
-    assert "No space left on device. Make room there" in caught.value.message
+    assert "No space left on device. Free some space there" in caught.value.message
     assert caught.value.message.endswith("stay queued; run `rayjobs target start local`.")
     assert caught.value.exit_code == 5
