@@ -1,1 +1,1 @@
-"""What keeps a workspace and a machine tidy."""
+"""Checks, prunes and backs up a workspace, and checks and prunes a machine."""

@@ -1,8 +1,8 @@
-"""What finished jobs stored, and may go: planned from the store, removed by handle, never guessed.
+"""Prunes the stored files of finished jobs: `plan` selects them, `apply` removes them.
 
-Rows first, bytes after: a kill in between leaves bytes that nothing refers to, which the next
-prune finds. Bytes that were stored, or looked for, within the last hour stay in any case: somebody
-may be about to refer to them (`BlobStore.exists`).
+Rows are removed first, then bytes: if the process is killed in between, no row refers to the bytes
+that remain, and the next prune finds them. Bytes that were stored or looked up within the last hour
+always stay, since a new row may be about to refer to them (`BlobStore.exists`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from rayjobs.workspace.folder import OpenWorkspace
 
 DEFAULT_AGE_S = 30 * 86_400.0
 GRACE_S = 3600.0
-# Keys that only we give: what stands elsewhere and was never in a row is not ours to judge.
+# Only rayjobs makes keys with these prefixes. A file with another key that no row has ever named is
+# left alone.
 _OURS = ("files/", "snapshots/", UPLOADS, live_logs.PREFIX)
 
 
@@ -37,10 +38,11 @@ class Rules:
     """Which finished jobs are pruned.
 
     Attributes:
-        older_than_s: Those that ended longer ago; None: whatever their age.
-        max_bytes: The oldest, until all stored files take no more; None: whatever their size.
-        keep: How many of the newest finished jobs stay, whatever the others say.
-        records: Their rows go too.
+        older_than_s: Prune jobs that ended more than this long ago; None: no rule for the age.
+        max_bytes: Prune the oldest jobs until all stored files use at most this; None: no rule for
+            the size.
+        keep: How many of the newest finished jobs stay, whatever the other rules say.
+        records: Also remove the rows of pruned jobs.
     """
 
     older_than_s: float | None = DEFAULT_AGE_S
@@ -51,12 +53,12 @@ class Rules:
 
 @dataclass(frozen=True)
 class Unit:
-    """A job with all its descendants (a sweep with its trials): they stay or go as one.
+    """A job with all its descendants (a sweep with its trials), pruned together or not at all.
 
     Attributes:
-        files: Key in the blob store of everything that it refers to → its size on the disk.
+        files: The keys in the blob store of everything that its jobs refer to.
         rows: How many files its jobs list.
-        stays: Why it may not go; empty when it may.
+        stays: Why it must not be pruned; empty if it may be.
     """
 
     id: str
@@ -73,14 +75,14 @@ class Plan:
     """What a prune would do.
 
     Attributes:
-        units: Finished jobs whose files go, oldest first.
-        sizes: Every stored file: key → bytes.
-        going: Keys of the files that go.
-        unreferenced: Those of them that no job referred to even before.
-        fresh: How many unreferenced files stay since they were used within the last hour.
-        shared: Keys of files of the units that stay since something else refers to them.
-        pruned: After `apply`: the ids of the jobs that refer to no stored file any more.
-        stays: Job → why it stays although a rule names it.
+        units: Finished jobs whose files are removed, oldest first.
+        sizes: The size of every stored file, by key.
+        going: Keys of the files to remove.
+        unreferenced: Those of them that no job referred to before the prune.
+        fresh: How many files stay only because they were used within the last hour.
+        shared: Keys of files of the units that stay because other jobs or models refer to them.
+        pruned: After `apply`: the ids of the jobs that no longer refer to a stored file.
+        stays: Why jobs stay although a rule selects them, by id.
     """
 
     rules: Rules
@@ -95,38 +97,38 @@ class Plan:
 
     @property
     def jobs(self) -> list[str]:
-        """The ids of all jobs whose files go."""
+        """The ids of all jobs whose files are removed."""
         return [job for unit in self.units for job in unit.jobs]
 
     def files_unreferenced(self, *, done: bool) -> int:
-        """Return how many files, logs included, the units' jobs refer to no more (once `done`)."""
+        """Return how many listed files, including logs, the jobs lose; with `done`, have lost."""
         return sum(unit.rows for unit in self.units if not done or set(unit.jobs) <= self.pruned)
 
     @property
     def bytes(self) -> int:
-        """What it frees."""
+        """The bytes that it frees."""
         return sum(self.sizes[key] for key in self.going)
 
     @property
     def bytes_left(self) -> int:
-        """What stays stored."""
+        """The bytes that stay stored."""
         return sum(self.sizes.values()) - self.bytes
 
     def size_of(self, unit: Unit) -> int:
-        """Return what a unit's files take, those that others share included."""
+        """Return the size of a unit's files, including those that other units share."""
         return sum(self.sizes.get(key, 0) for key in unit.files)
 
 
 @contextmanager
 def pruning(workspace: OpenWorkspace) -> Iterator[None]:
-    """Keep a second prune of the workspace out for the block.
+    """Prevent a second prune of the workspace during the block.
 
     Raises:
-        UsageError: one is at work.
+        UsageError: another prune is running.
     """
     with locked_if_free(workspace.path / "prune.lock") as is_mine:
         if not is_mine:
-            raise UsageError(f"another prune of {workspace.path} is at work; wait for its end")
+            raise UsageError(f"another prune of {workspace.path} is running; wait until it ends")
         yield
 
 
@@ -137,11 +139,11 @@ def plan(
     clock: Clock | None = None,
     grace_s: float = GRACE_S,
 ) -> Plan:
-    """Return what would go; changes nothing.
+    """Return what would be removed; changes nothing.
 
     Raises:
-        StoreError: store or files cannot be read.
-        UnsafeDeletionError: The folder of the files is a link, or belongs to another user.
+        StoreError: the store or the files cannot be read.
+        UnsafeDeletionError: the folder of the files is a link, or belongs to another user.
     """
     now = (clock or SystemClock()).now()
     view = workspace.store.prune_view()
@@ -155,7 +157,7 @@ def plan(
     for key in made.sizes:
         base = _base(key)
         if live_logs.job_of(key) in unfinished:
-            continue  # who begins to follow its log now needs all of it
+            continue  # a client that begins to follow the job's log needs all of it
         if base in kept or not (base in known or base.startswith(_OURS)):
             continue
         if key in fresh:
@@ -164,7 +166,7 @@ def plan(
         made.going.add(key)
         if base not in known:
             made.unreferenced.add(key)
-    # What lists nothing any more, and frees nothing, was pruned before.
+    # A unit that lists no files and frees nothing was pruned before.
     made.units = [
         unit
         for unit in units
@@ -182,19 +184,19 @@ def apply(
     grace_s: float = GRACE_S,
     how: str = "",
 ) -> Removed:
-    """Do what a plan says, as far as it still may be done; return what was removed.
+    """Carry out a plan; return what was removed.
 
-    What came into use since the plan was made stays.
+    Files that came into use since the plan was made stay.
 
     Args:
-        how: Who does it with which command, for the histories of the jobs.
+        how: Who prunes and with which command, for the histories of the jobs.
 
     Raises:
         StoreError: the store cannot be written.
     """
     pruned = made.pruned = workspace.store.prune_files(made.jobs, how=how)
-    # Asked again now that the rows are gone: what is referred to from here on is in this view,
-    # and who refers to bytes that are there already has touched them.
+    # Read again, since the rows are gone now: this view has all remaining references. A later
+    # reference to stored bytes has renewed their time of use, so `discard` leaves them.
     view = workspace.store.prune_view()
     units = [unit for unit in _units(view, workspace.blobs) if not set(unit.jobs) <= pruned]
     kept = _model_keys(view).union(*(unit.files for unit in units))
@@ -202,7 +204,7 @@ def apply(
     for key in sorted(made.sizes):
         base = _base(key)
         if base in kept:
-            if base != key:  # set aside by a prune that was killed, and needed: put it back
+            if base != key:  # set aside by a prune that was killed, but still needed
                 blobs.put_back(key)
         elif key in made.going:
             going.append(key)
@@ -214,12 +216,14 @@ def apply(
     return removed
 
 
-# -- what there is ------------------------------------------------------------------------------
+# -- stored files and their jobs ------------------------------------------------------------------
 
 
 def _blobs(workspace: OpenWorkspace) -> PrunableBlobs:
     if not isinstance(workspace.blobs, PrunableBlobs):
-        raise UsageError(f"the files of {workspace.path} are not reached from here: nothing goes")
+        raise UsageError(
+            f"the files of {workspace.path} cannot be reached from here, so none is pruned"
+        )
     return workspace.blobs
 
 
@@ -234,14 +238,14 @@ def _scan(workspace: OpenWorkspace, made: Plan, grace_s: float) -> set[str]:
 
 
 def _base(key: str) -> str:
-    """Return the key that a file had before a prune set it aside; most have the one they had."""
+    """Return the key that a file had before a prune set it aside; for other files, their key."""
     folder, _, name = key.rpartition("/")
     original = original_name(name)
     return key if original is None else f"{folder}/{original}"
 
 
 def _model_keys(view: PruneView) -> set[str]:
-    """Return what models and published pipelines need: files, and the code that they are from."""
+    """Return the keys that models and published pipelines need: files, and snapshots of code."""
     snapshots = {job.id: job.snapshot for job in view.jobs}
     kept = {key for _, keys in view.models for key in keys}
     for run, _ in view.models:
@@ -252,7 +256,7 @@ def _model_keys(view: PruneView) -> set[str]:
 
 
 def _units(view: PruneView, blobs: BlobStore) -> list[Unit]:
-    """Return all jobs as units, the one that ended last at the end; unfinished ones come last."""
+    """Return all jobs as units in the order of their ends; unfinished ones come last."""
     by_id = {job.id: job for job in view.jobs}
     members: dict[str, list[PrunableJob]] = {}
     for job in view.jobs:
@@ -310,7 +314,7 @@ def _stays(root: str, jobs: list[PrunableJob], view: PruneView) -> str:
 
 
 def _packed_keys(reference: str, blobs: BlobStore) -> frozenset[str]:
-    """Return the keys behind files that were given at submit to resume from."""
+    """Return the keys of the files that were given at submit to resume from, and of their list."""
     listing = blob_key(reference.removeprefix(PACKED))
     try:
         with blobs.open(listing) as stream:
@@ -325,11 +329,11 @@ def _packed_keys(reference: str, blobs: BlobStore) -> frozenset[str]:
     return frozenset({listing, *members})
 
 
-# -- what goes -----------------------------------------------------------------------------------
+# -- the selection -------------------------------------------------------------------------------
 
 
 def _choose(made: Plan, units: list[Unit], view: PruneView, now: datetime) -> set[str]:
-    """Return the units that the rules name, and note those that stay all the same."""
+    """Return the ids of the units that the rules select; note selected ones that must stay."""
     rules = made.rules
     finished = [unit for unit in units if unit.ended_at is not None and not unit.stays]
     candidates = finished[: max(0, len(finished) - rules.keep)]
@@ -342,19 +346,19 @@ def _choose(made: Plan, units: list[Unit], view: PruneView, now: datetime) -> se
     left = sum(made.sizes.get(key, 0) for key in owners)
     limit = None if rules.older_than_s is None else now - timedelta(seconds=rules.older_than_s)
 
-    def is_named(unit: Unit) -> bool:
+    def is_selected(unit: Unit) -> bool:
         too_old = limit is not None and unit.ended_at is not None and unit.ended_at < limit
         return too_old or (rules.max_bytes is not None and left > rules.max_bytes)
 
     chosen = set()
     for unit in candidates:
-        if is_named(unit):
+        if is_selected(unit):
             chosen.add(unit.id)
             for key in unit.files:
                 owners[key] -= 1
                 if owners[key] == 0:
                     left -= made.sizes.get(key, 0)
     for unit in units:
-        if unit.stays and unit.ended_at is not None and is_named(unit):
+        if unit.stays and unit.ended_at is not None and is_selected(unit):
             made.stays[unit.id] = unit.stays
     return chosen

@@ -1,4 +1,4 @@
-"""What jobs left on this machine: attempts, snapshots, inputs, environments, images, web files."""
+"""Prunes what jobs left on this machine: attempts, snapshots, inputs, environments, images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rayjobs.store.base import Store
 from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
 
 GRACE_S = 3600.0
-# As long as a node keeps what could not be stored.
+# How long a node retains outputs that could not be stored.
 UNSTORED_S = 7 * 86400.0
 _SNAPSHOT = re.compile(r"(?:tmp-)?([0-9a-f]{64})(?:-.*)?")
 _DATA_CACHE = "data/cache"
@@ -39,13 +39,14 @@ _DATA_CACHE = "data/cache"
 
 @dataclass(frozen=True)
 class Leftover:
-    """One thing that may go.
+    """One item that may be removed.
 
     Attributes:
         kind: "attempt", "snapshot", "data", "environment", "cache" (what builds of environments
-            keep), "image" or "web".
-        name: Below the node's scratch folder; of "web" below the user's folder of web files.
-        why: For people.
+            cache), "image" or "web".
+        name: Its path below the node's scratch folder; of "web", below the user's cache of web
+            files.
+        why: Why it may be removed, for people.
     """
 
     kind: str
@@ -59,7 +60,7 @@ class Unstored:
     """The folder of an attempt with the only copy of outputs, which is kept.
 
     Attributes:
-        name: Below the node's scratch folder.
+        name: Its path below the node's scratch folder.
         outputs: Names of the outputs.
     """
 
@@ -69,7 +70,7 @@ class Unstored:
 
     @property
     def sentence(self) -> str:
-        """What it holds, and how to store it."""
+        """What the folder contains, and how to store it."""
         what = ", ".join(self.outputs)
         return (
             f"{self.name}: the only copy of {verb(len(self.outputs), 'output', 'outputs')} {what}; "
@@ -82,7 +83,8 @@ class ScratchPlan:
     """What a prune of this machine's scratch would remove, and why the rest stays.
 
     Attributes:
-        unstored: Folders that stay for their outputs; `kept` names them, too.
+        kept: A sentence for each item that stays.
+        unstored: Folders that stay because of their outputs; `kept` has them, too.
     """
 
     root: Path
@@ -94,12 +96,12 @@ class ScratchPlan:
 
     @property
     def bytes(self) -> int:
-        """What it frees."""
+        """The bytes that it frees."""
         return sum(item.bytes for item in self.items)
 
 
 def node_root(home: Path) -> Path:
-    """Return where the scratch of this machine is."""
+    """Return the scratch folder of this machine."""
     named = os.environ.get("RAYJOBS_NODE_SCRATCH")
     return Path(named) if named else home / "node"
 
@@ -111,12 +113,12 @@ def plan(
     older_than_s: float,
     ended_s: float = GRACE_S,
 ) -> ScratchPlan:
-    """Return what may go; changes nothing.
+    """Return what may be removed; changes nothing.
 
     Args:
-        workspace: A workspace besides those that the targets of this home serve.
-        older_than_s: Snapshots, inputs, environments and attempts of unknown jobs must be unused
-            for so long; an hour at least. Attempts of finished jobs need not be old.
+        workspace: A workspace in addition to those that the targets of this home serve.
+        older_than_s: How long snapshots, inputs, environments and attempts of unknown jobs must be
+            unused; at least an hour. Attempts of finished jobs need not be old.
         ended_s: Attempts may be removed this many seconds after their job has ended.
     """
     root = node_root(home)
@@ -135,7 +137,7 @@ def plan(
 
 
 def apply(made: ScratchPlan) -> Removed:
-    """Do what a plan says, as far as it still may be done; return what was removed."""
+    """Carry out a plan, except for items in use again; return what was removed."""
     removed = Removed()
     if not made.items:
         return removed
@@ -167,7 +169,7 @@ def apply(made: ScratchPlan) -> Removed:
 
 
 def attempt_folders(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield job id and folder of every attempt below a node's scratch; links are passed by."""
+    """Yield job id and folder of every attempt below a node's scratch; links are skipped."""
     for job in _folders(root / "attempts"):
         for attempt in _folders(job):
             yield job.name, attempt
@@ -182,14 +184,14 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def is_running(attempt: Path, markers: Mapping[str, list[int]]) -> bool:
-    """Whether anything of an attempt lives on this machine: its host, or a process it marked."""
+    """Whether a process of an attempt runs on this machine: its host, or one with its marker."""
     for file in ("host.json", "plan.json"):
         values = _read(attempt / file)
         try:
             if file == "host.json" and is_alive(Identity.from_json(values)):
                 return True
         except (KeyError, TypeError, ValueError):
-            pass  # torn, or not there yet: the marker decides
+            pass  # incomplete or missing: the marker decides
         marker = str(values.get("marker") or "")
         if marker and (marker in markers or _in_cgroup(marker)):
             return True
@@ -197,7 +199,7 @@ def is_running(attempt: Path, markers: Mapping[str, list[int]]) -> bool:
 
 
 def living_markers() -> dict[str, list[int]]:
-    """Return the marker of every attempt with living processes of this user here → their pids."""
+    """Return the pids of this user's living processes of attempts, by marker."""
     wanted = f"{MARKER_VARIABLE}=".encode()
     found: dict[str, list[int]] = {}
     for pid in all_pids():
@@ -209,7 +211,7 @@ def living_markers() -> dict[str, list[int]]:
             if entry.startswith(wanted):
                 marker = entry[len(wanted) :].decode("utf-8", "replace").strip()
                 stat = stat_of(pid)
-                # A warm interpreter carries the variable with nothing in it yet.
+                # In a warm interpreter, the variable is still empty.
                 if marker and stat is not None and not stat.is_dead:
                     found.setdefault(marker, []).append(pid)
     return found
@@ -244,7 +246,7 @@ def _plan_attempts(
                 made.unstored.append(Unstored(name, job, left))
                 made.kept.append(made.unstored[-1].sentence)
             elif is_running(path, running):
-                made.kept.append(f"{name}: processes of it still run")
+                made.kept.append(f"{name}: its processes still run")
             else:
                 made.items.append(Leftover("attempt", name, why, folder.measure(name).bytes))
 
@@ -252,7 +254,7 @@ def _plan_attempts(
 def _why_attempt(
     job: str, path: Path, stores: list[Store], unreadable: list[str], made: ScratchPlan
 ) -> str:
-    """Return why an attempt's folder may go; empty when it may not."""
+    """Return why an attempt's folder may be removed; empty if it must stay."""
     for store in stores:
         try:
             found = store.job(job)
@@ -271,7 +273,7 @@ def _why_attempt(
 def unstored_outputs(path: Path) -> tuple[str, ...]:
     """Return the outputs of which an attempt's folder has the only copy; empty: there are none.
 
-    Those of a script that did not end well are not stored by intention.
+    Outputs of a script that did not succeed are not stored, so they do not count.
     """
     paths = AttemptPaths(path)
     if paths.stored.exists() or _read(paths.exit).get("outcome") != Outcome.COMPLETED:
@@ -284,7 +286,7 @@ def unstored_outputs(path: Path) -> tuple[str, ...]:
 
 
 def _newest(path: Path) -> float:
-    """Return when something was last written to an attempt's folder or the folders right in it."""
+    """Return when an attempt's folder or an entry in it was last changed."""
     newest = path.lstat().st_mtime
     with os.scandir(path) as found:
         for entry in found:
@@ -293,7 +295,7 @@ def _newest(path: Path) -> float:
 
 
 def served_workspaces(home: Path) -> list[Path]:
-    """Return the workspaces that the targets of a home serve, or served."""
+    """Return the workspaces that the targets of a home serve or have served."""
     found = {
         str(path)
         for record in (home / "targets").glob("*/workspaces/*.json")
@@ -305,12 +307,12 @@ def served_workspaces(home: Path) -> list[Path]:
 def _stores(
     stack: contextlib.ExitStack, home: Path, workspace: Path | None
 ) -> tuple[list[Store], list[str]]:
-    """Open all known workspaces; also return those that are there and cannot be read."""
+    """Open all known workspaces; also return those that exist but cannot be read."""
     stores: list[Store] = []
     unreadable = []
     for path in dict.fromkeys([*([workspace] if workspace else []), *served_workspaces(home)]):
         if not WorkspaceFiles(path).record.exists():
-            continue  # it was removed, and its jobs with it
+            continue  # it was removed with its jobs
         try:
             opened = stack.enter_context(open_workspace(path, create=False))
         except RayjobsError:
@@ -334,7 +336,7 @@ def _plan_snapshots(made: ScratchPlan, folder: OwnFolder) -> None:
         if last_use < made.cutoff:
             place = f"snapshots/{name}"
             size = folder.measure(place).bytes
-            made.items.append(Leftover("snapshot", place, "unused for long", size))
+            made.items.append(Leftover("snapshot", place, "not used recently", size))
 
 
 def _remove_snapshot(folder: OwnFolder, name: str, cutoff: float) -> Removed:
@@ -346,7 +348,7 @@ def _remove_snapshot(folder: OwnFolder, name: str, cutoff: float) -> Removed:
         if not is_mine:
             removed.spared += 1
             return removed
-        # The note goes first: without it the rest is not a whole snapshot.
+        # The note is removed first: without it, the rest does not count as a complete snapshot.
         removed.add(
             folder.remove(f"snapshots/{found[1]}.json", only_if=lambda info: info.st_mtime < cutoff)
         )
@@ -372,11 +374,11 @@ def _plan_unused(
             made.items.append(Leftover(one.kind or kind, one.name, one.why, size))
 
 
-# -- files of the web ------------------------------------------------------------------------------
+# -- web files -------------------------------------------------------------------------------------
 
 
 def web_root() -> Path:
-    """Return where this user's files of the web are kept."""
+    """Return the folder with this user's cached web files."""
     return default_cache_root() / "web"
 
 
@@ -386,7 +388,7 @@ def _plan_web(made: ScratchPlan) -> None:
             for name, info in folder.entries(place):
                 if info.st_mtime < made.cutoff:
                     where = f"{place}/{name}"
-                    made.items.append(Leftover("web", where, "unused for long", info.st_size))
+                    made.items.append(Leftover("web", where, "not used recently", info.st_size))
 
 
 def _remove_web(made: ScratchPlan, removed: Removed) -> None:
@@ -408,12 +410,12 @@ def _plan_data(made: ScratchPlan, folder: OwnFolder) -> None:
         entries = dict(folder.entries(f"{objects}/{part}"))
         for name, info in entries.items():
             seal = entries.get(f"{name}.seal")
-            # With a second link a job has it as an input (see datastore.cache).
+            # A second link means that a job uses it as an input (see datastore.cache).
             if name.endswith(".seal") or info.st_nlink > 1:
                 continue
             if (seal or info).st_mtime < made.cutoff:
                 place = f"{objects}/{part}/{name}"
-                made.items.append(Leftover("data", place, "unused for long", info.st_size))
+                made.items.append(Leftover("data", place, "not used recently", info.st_size))
 
 
 def _remove_data(made: ScratchPlan, folder: OwnFolder, removed: Removed) -> None:

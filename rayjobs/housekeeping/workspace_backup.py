@@ -1,4 +1,4 @@
-"""A copy of a workspace in a folder (records and stored files) and a workspace made of a copy."""
+"""Backs up a workspace to a folder (records and stored files), and restores it from there."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from rayjobs.workspace.blobs import FolderBlobs
 from rayjobs.workspace.folder import WorkspaceFiles
 
 _FILE = "backup.json"
-_ELSEWHERE = (
-    "store",
-    "blobs",
-)  # of a workspace's record: where its parts are, if not in its folder
+# The entries of a workspace's record that say where its parts are, if not in its folder.
+_ELSEWHERE = ("store", "blobs")
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,12 @@ class Copied:
 def backup(workspace: Path, to: Path) -> Copied:
     """Copy the records and files of a workspace into a folder, while jobs run.
 
-    An earlier copy there gets the new records, and the files that it lacks. It is whole at every
-    moment: files come first that the new records name, and the records are replaced at once.
+    An earlier copy in the folder gets the new records and the files that it lacks. It is complete
+    at every moment: the files that the new records name are copied first, and then the records are
+    replaced atomically.
 
     Raises:
+        NotFoundError: there is no such workspace.
         UsageError: the folder holds something else, or the copy of another workspace.
         StoreError: something cannot be read or written.
     """
@@ -69,7 +69,7 @@ def backup(workspace: Path, to: Path) -> Copied:
                 from rayjobs.store import moving
 
                 moving.copy_to_file(address, draft)
-            # After the records: what they name is there by now, and stays for an hour at least.
+            # After the records: the files that these name exist by now, and stay for an hour.
             with folder.open_workspace(workspace, create=False) as opened:
                 done = _copy_files(opened.blobs, FolderBlobs(WorkspaceFiles(to).blobs), to)
             draft.replace(WorkspaceFiles(to).store)
@@ -84,10 +84,10 @@ def backup(workspace: Path, to: Path) -> Copied:
 
 
 def restore(source: Path, to: Path) -> Copied:
-    """Make a workspace in a folder of a copy.
+    """Make a workspace in a folder from a backup.
 
-    It is the workspace that was copied: unfinished jobs go on there, unless the original is still
-    in its place; then it is a copy, and becomes a workspace of its own with its first submit.
+    It is the workspace that was backed up: its unfinished jobs continue there. If the original is
+    still in its place, it is a copy, and becomes a separate workspace with its first submit.
 
     Raises:
         NotFoundError: there is no backup.
@@ -96,7 +96,7 @@ def restore(source: Path, to: Path) -> Copied:
     """
     known = _known(source)
     if known is None:
-        raise NotFoundError(f"{source} is not a backup of `rayjobs workspace backup`")
+        raise NotFoundError(f"{source} is not a backup made by `rayjobs workspace backup`")
     if to.exists() and any(to.iterdir()):
         raise UsageError(f"{to} holds something; name a new folder")
     try:
@@ -108,7 +108,7 @@ def restore(source: Path, to: Path) -> Copied:
         care.backup(WorkspaceFiles(source).store, draft)
         draft.replace(files.store)
         record = {key: one for key, one in known["workspace"].items() if key not in _ELSEWHERE}
-        # At last: a folder with a part of it is no workspace.
+        # Written last: a partly restored folder must not count as a workspace.
         folder.write_record(to, record)
     except OSError as error:
         raise StoreError(f"{to} cannot be written: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Whether a workspace can be used from here: its store and its files are written, read, removed."""
+"""Checks that a workspace can be used from here: writes, reads and removes records and files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayjobs.workspace.folder import OpenWorkspace
 
 Result = TypeVar("Result")
 
-CLOCK_SLACK_S = 5.0  # more confuses people; S3 refuses requests from 15 minutes on
+CLOCK_SLACK_S = 5.0  # a larger difference confuses people; S3 refuses requests at 15 minutes
 PROBE_BYTES = 64 * 1024
 PROBE_KEY = "meta:check"
 
@@ -28,7 +28,7 @@ class Report:
     Attributes:
         values: What was measured, by name.
         lines: The same in words.
-        problems: What does not work, with what to do.
+        problems: What does not work, and what to do.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -36,12 +36,12 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the report as JSON, for programs."""
         return {**self.values, "problems": list(self.problems)}
 
 
 def look(workspace: OpenWorkspace) -> Report:
-    """Return how the workspace's store and files are; what was written is removed again."""
+    """Check the workspace's store, files and targets; remove what the checks have written."""
     report = Report()
     _try(report, lambda: _store(workspace, report))
     _try(report, lambda: _files(workspace, report))
@@ -91,7 +91,7 @@ def _files(workspace: OpenWorkspace, report: Report) -> None:
     finally:
         blobs.delete(key)
     if blobs.exists(key):
-        report.problems.append("a file cannot be removed, so that `rayjobs prune` frees nothing")
+        report.problems.append("a file cannot be removed, so `rayjobs prune` cannot free any space")
     report.values |= {"file_write_ms": _ms(write_s), "file_read_ms": _ms(read_s)}
     report.lines.append(
         f"files: {len(data) // 1024} KiB were stored in {_ms(write_s)} ms, read in {_ms(read_s)} "

@@ -52,7 +52,7 @@ def save_limits(target: str, limits: Limits, *, home: Path) -> None:
 
 
 class LimitsFile:
-    """The current limits, for a caller that needs them every second; rereads only a changed file."""
+    """The current limits, for a caller that needs them every second. Rereads a changed file."""
 
     def __init__(self, target: str, *, home: Path) -> None:
         self._path = limits_path(target, home=home)

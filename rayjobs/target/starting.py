@@ -201,8 +201,8 @@ def _files_written(location: TargetLocation) -> Iterator[None]:
     except OSError as exc:
         raise local_head.StartError(
             f"target {location.name!r} cannot be started: {exc.filename or location.home}: "
-            f"{exc.strerror or exc}. Free some space there, or set RAYJOBS_HOME to a folder that can "
-            f"be written.",
+            f"{exc.strerror or exc}. Free some space there, or set RAYJOBS_HOME to a folder that "
+            f"can be written.",
             advice=local_head.start_again(location.name),
         ) from exc
 

@@ -1,4 +1,4 @@
-"""Looks at this machine, the target and what was left behind; changes nothing that stays."""
+"""Checks this machine, the target and leftovers; makes no lasting changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayjobs.housekeeping.doctor.findings import DoctorContext as DoctorContext
 from rayjobs.housekeeping.doctor.findings import Finding as Finding
 from rayjobs.housekeeping.doctor.findings import Level as Level
 
-# Module → its functions; each takes the `DoctorContext` and gives findings.
+# Module → its functions; each takes the `DoctorContext` and yields findings.
 CHECKS = {
     "versions": ("programs", "store", "target"),
     "capabilities": ("ending", "memory", "namespaces", "inputs", "fuse", "packages", "containers"),
@@ -32,10 +32,10 @@ CHECKS = {
 
 
 def examine(home: Path, workspace: Path | None) -> Iterator[Finding]:
-    """Yield findings as they are made; a check that breaks is a finding, too.
+    """Yield findings as they are made; a check that fails yields a finding, too.
 
     Args:
-        workspace: Its folder; None where there is none yet.
+        workspace: The workspace's folder; None if there is none yet.
     """
     context = DoctorContext(home, workspace)
     began = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -50,7 +50,7 @@ def examine(home: Path, workspace: Path | None) -> Iterator[Finding]:
                     name.replace("_", " "),
                     Level.WARN,
                     f"this could not be checked: {error}",
-                    "Correct what the error names, and look again.",
+                    "Correct the cause of the error, then run `rayjobs doctor` again.",
                 )
     from rayjobs.housekeeping.doctor.resources import steadiness
 

@@ -1,4 +1,4 @@
-"""What this machine allows with processes, memory, mounts and containers; tried, not guessed."""
+"""Tests what this machine allows: containment, memory limits, mounts, builds and containers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _DELEGATE = (
     "container its own (docker run --cgroupns=private, with /sys/fs/cgroup writable)."
 )
 _MEMORY_KINDS = {
-    "cgroup2": "kept by the kernel (cgroup v2, memory.max)",
-    "cgroup1": "kept by the kernel (cgroup v1)",
-    "watch": "kept by watching and ending the largest process: a sudden burst may pass it",
+    "cgroup2": "enforced by the kernel (cgroup v2, memory.max)",
+    "cgroup1": "enforced by the kernel (cgroup v1)",
+    "watch": "enforced by ending the largest process: a sudden burst may exceed them",
 }
 
 
 @contextmanager
 def _tried() -> Iterator[tuple[Tree, MemoryLimit, subprocess.Popen[bytes]]]:
-    """A tree of one sleeping process with a memory limit, as an attempt would get it."""
+    """Yield the tree of a sleeping process, its memory limit and the process, as in an attempt."""
     marker = f"doctor-{secrets.token_hex(6)}"
     child = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
     try:
@@ -52,7 +52,7 @@ def _tried() -> Iterator[tuple[Tree, MemoryLimit, subprocess.Popen[bytes]]]:
 
 
 def ending(_context: DoctorContext) -> Iterator[Finding]:
-    """What holds the processes of an attempt, and why nothing better does."""
+    """Which containment the processes of an attempt get, and why not a better one."""
     why = ""
     with _tried() as (tree, _limit, child):
         killed = tree.cgroup is not None and cgroups.write(tree.cgroup, "cgroup.kill", "1")
@@ -72,22 +72,22 @@ def ending(_context: DoctorContext) -> Iterator[Finding]:
     why = nodehold.why_no_namespace()
     if not why:
         text = (
-            f"attempts are held by a PID namespace each, which ends with its host; without a "
+            f"each attempt has a PID namespace, which ends with its host; there is no usable "
             f"cgroup: {refused[CGROUP]}"
         )
         yield Finding(topic, Level.OK, text, "", {"kind": "namespace", "refused": refused})
         return
     refused[NAMESPACE] = why
     text = (
-        f"attempts are held by their host and found by their marker: safe, and slower; a process "
-        f"that wipes its environment can outlive a host that is killed. Without a cgroup: "
-        f"{refused[CGROUP]}. Without a PID namespace: {refused[NAMESPACE]}"
+        f"the processes of an attempt are found by their marker: this is slower, and a process "
+        f"that wipes its environment can outlive a host that is killed. There is no usable cgroup: "
+        f"{refused[CGROUP]}. There is no PID namespace: {refused[NAMESPACE]}"
     )
     yield Finding(topic, Level.WARN, text, _DELEGATE, {"kind": "subreaper", "refused": refused})
 
 
 def memory(_context: DoctorContext) -> Iterator[Finding]:
-    """How a job's memory limit is kept."""
+    """How a job's memory limit is enforced."""
     with _tried() as (_tree, limit, _child):
         how = limit.how
     level = Level.WARN if how == "watch" else Level.OK
@@ -100,14 +100,14 @@ def namespaces(_context: DoctorContext) -> Iterator[Finding]:
     """Whether an attempt can have a PID namespace with a /proc of its own."""
     why = nodehold.why_no_namespace()
     if why:
-        text = f"PID and mount namespaces cannot be used, jobs do without: {why}"
+        text = f"PID and mount namespaces cannot be used, so jobs run without them: {why}"
     else:
         text = "PID and mount namespaces can be created"
     yield Finding("namespaces", Level.OK, text, "", {"works": not why, "why": why})
 
 
 def inputs(context: DoctorContext) -> Iterator[Finding]:
-    """How jobs are kept from changing the data that their inputs come from."""
+    """How this machine prevents jobs from changing the data behind their inputs."""
     settings = NodeSettings.read(LOCAL)
     found = InputViews(_writable_folder(context), is_on=settings.input_views).protection()
     data = {"read_only": found.read_only, "overlay": found.overlay}
@@ -121,8 +121,8 @@ def inputs(context: DoctorContext) -> Iterator[Finding]:
         text = "inputs are read-only in place; downloads from S3 share the node's cached files"
     level = Level.WARN if found.why else Level.OK
     remedy = (
-        "Stored data is safe either way; read-only in place costs nothing. It takes mount "
-        "namespaces: CAP_SYS_ADMIN in a container, or user namespaces for plain users."
+        "Stored data is safe either way; read-only inputs in place need no copies. They need mount "
+        "namespaces: CAP_SYS_ADMIN in a container, or user namespaces for ordinary users."
     )
     yield Finding("inputs", level, text, remedy if found.why else "", data)
 
@@ -139,7 +139,7 @@ def fuse(_context: DoctorContext) -> Iterator[Finding]:
         "mounts",
         Level.WARN,
         f"inputs cannot be mounted: {missing}",
-        "Install fuse3 and give the machine or container /dev/fuse; download mode works without.",
+        "Install fuse3 and give the machine or container /dev/fuse; download mode needs neither.",
         {"works": False, "missing": missing},
     )
 
@@ -163,7 +163,7 @@ def packages(_context: DoctorContext) -> Iterator[Finding]:
     if why_no_pip:
         yield Finding("environments", Level.WARN, text, f"{why_no_pip}.", data)
     else:
-        remedy = "" if has_library or commands else "For packages of conda: rayjobs[conda]."
+        remedy = "" if has_library or commands else "For conda packages, install rayjobs[conda]."
         yield Finding("environments", Level.OK, text, remedy, data)
 
 

@@ -1,4 +1,4 @@
-"""What the doctor says: one line, how bad it is, and what to do."""
+"""The findings of the doctor: each has a level, a sentence and a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayjobs.injob.lazydataclass import dataclass
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "OK"
     WARN = "WARN"  # works, but less well, or not for long
@@ -20,12 +20,12 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line.
+    """The result of one check.
 
     Attributes:
-        topic: What was looked at.
-        text: What is so.
-        remedy: What to do about it; empty where nothing needs to be done.
+        topic: What was checked.
+        text: What was found.
+        remedy: What to do about it; empty if nothing needs to be done.
         data: The same for programs.
     """
 
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class DoctorContext:
-    """Where to look."""
+    """The folders to check."""
 
     home: Path
     workspace: Path | None

@@ -1,4 +1,4 @@
-"""What was left behind or is kept: folders, environments, processes, mounts, sockets, cgroups."""
+"""Finds leftovers and caches: folders, environments, processes, mounts, sockets, cgroups."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def _named(names: list[str]) -> str:
 
 
 def attempts(context: DoctorContext) -> Iterator[Finding]:
-    """Folders of attempts without a live job; what is kept for others and was unused for long."""
+    """Folders of attempts without a live job, and cached files that were unused for a long time."""
     made = scratch.plan(
         context.home, workspace=context.workspace, older_than_s=AGE_S, ended_s=ENDED_S
     )
     dead = [item.name for item in made.items if item.kind == "attempt"]
     data = {"attempts": dead, "bytes": made.bytes, "unused": len(made.items) - len(dead)}
     prune = (
-        "The target's next start removes those whose files are stored. `rayjobs prune --scratch` "
-        "shows all of them an hour after their ends and, if you say so, removes them."
+        "The target's next start removes those whose files are stored. An hour after their ends, "
+        "`rayjobs prune --scratch` shows all of them and removes them if you confirm."
     )
     if made.unstored:
         jobs = list(dict.fromkeys(one.job for one in made.unstored))
@@ -71,10 +71,10 @@ def attempts(context: DoctorContext) -> Iterator[Finding]:
 
 
 def _kinds(made: scratch.ScratchPlan) -> str:
-    """Return what kinds of things a plan has, in words."""
+    """Return which kinds of items a plan has, in words."""
     words = {
         "snapshot": "snapshots", "data": "inputs", "environment": "environments",
-        "cache": "packages of builds", "image": "images", "web": "cached web files",
+        "cache": "build packages", "image": "images", "web": "cached web files",
     }  # fmt: skip
     kinds = {item.kind for item in made.items}
     return " and ".join(word for kind, word in words.items() if kind in kinds)
@@ -91,7 +91,7 @@ def _bytes(folder: Path) -> int:
 
 
 def environments(context: DoctorContext) -> Iterator[Finding]:
-    """Environments that were built on this machine, and the room they take."""
+    """Environments that were built on this machine, and the space that they use."""
     cache = Cache(scratch.node_root(context.home) / "environments")
     try:
         with OwnFolder(cache.root) as folder:
@@ -112,7 +112,7 @@ def environments(context: DoctorContext) -> Iterator[Finding]:
         yield Finding(
             "environments",
             Level.WARN,
-            "uv is not there: jobs that ask for packages fail",
+            "uv is not installed: jobs that request packages fail",
             "Run `pip install uv` for this interpreter; jobs without packages do not need it.",
             data,
         )
@@ -124,7 +124,7 @@ def environments(context: DoctorContext) -> Iterator[Finding]:
 
 
 def processes(context: DoctorContext) -> Iterator[Finding]:
-    """Processes of this home's attempts whose host is gone: nothing else would end them."""
+    """Processes of this home's attempts whose host is gone, so that no host will end them."""
     root = scratch.node_root(context.home)
     hosted, ours = set(), {}
     for _job, folder in scratch.attempt_folders(root):
@@ -153,8 +153,8 @@ def processes(context: DoctorContext) -> Iterator[Finding]:
         Level.WARN,
         f"{len(pids)} {verb(len(pids), 'process', 'processes')} of attempts "
         f"{verb(len(pids), 'runs', 'run')} without a host: {named}",
-        "A target that runs ends them by itself within a minute: rayjobs target start. Else look "
-        f"at them (ps -fp {pids[0]}) and end them: kill {' '.join(map(str, pids[:MOST_NAMED]))}",
+        "A running target ends them within a minute: `rayjobs target start`. Otherwise, check them "
+        f"(ps -fp {pids[0]}) and end them: kill {' '.join(map(str, pids[:MOST_NAMED]))}",
         {"markers": {marker: sorted(found) for marker, found in orphans.items()}},
     )
 
@@ -168,7 +168,7 @@ def _has(pid: int, start: bytes) -> bool:
 
 
 def mounts(context: DoctorContext) -> Iterator[Finding]:
-    """Mounts of inputs whose process is gone: whatever touches them hangs or fails."""
+    """Mounts of inputs whose process is gone: every access to them hangs or fails."""
     root = scratch.node_root(context.home) / "data" / "mounts"
     if not root.is_dir():
         yield Finding("dead mounts", Level.OK, "none")
@@ -190,7 +190,7 @@ def mounts(context: DoctorContext) -> Iterator[Finding]:
         Level.WARN,
         f"{counted(len(dead), 'mount')} of inputs {verb(len(dead), 'has', 'have')} lost "
         f"{verb(len(dead), 'its', 'their')} process: {_named(dead)}",
-        f"fusermount3 -uz {dead[0]} (or umount -l); a target's next start does it, too.",
+        f"fusermount3 -uz {dead[0]} (or umount -l); a target's next start also does it.",
         {"points": dead},
     )
 
@@ -226,13 +226,13 @@ def ray_folder(context: DoctorContext) -> Iterator[Finding]:
     text = f"{folder} exists, but no head of the local target is known to run"
     if running:
         pids = _named([str(pid) for pid in running])
-        processes = verb(len(running), "process of Ray does", "processes of Ray do")
+        processes = verb(len(running), "Ray process runs", "Ray processes run")
         text += f"; {len(running)} {processes} ({pids})"
     yield Finding(
         "Ray's folder",
         Level.WARN,
         text,
-        "If no start is under way: rayjobs target stop --force ends and removes it.",
+        "If no start is in progress, `rayjobs target stop --force` cleans it up.",
         {"folder": str(folder), "pids": running},
     )
 
@@ -255,6 +255,6 @@ def control_groups(_context: DoctorContext) -> Iterator[Finding]:
         Level.WARN,
         f"{counted(len(empty), 'cgroup')} of attempts {verb(len(empty), 'was', 'were')} left "
         f"empty: {_named(empty)}",
-        f"They cost next to nothing. rmdir {empty[0]}",
+        f"They are harmless. Remove them: rmdir {empty[0]}",
         {"cgroups": empty},
     )

@@ -1,4 +1,4 @@
-"""What listens, where, and whether the token that guards it is kept."""
+"""Checks which ports are open, and whether the tokens that protect them are secret."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LISTENING = "0A"  # Source: include/net/tcp_states.h
 
 
 def listening(pids: Iterable[int]) -> list[tuple[str, int]]:
-    """Return (address, port) of the TCP ports on which these processes listen."""
+    """Return the TCP addresses and ports on which these processes listen."""
     inodes: set[str] = set()
     for pid in pids:
         folder = f"/proc/{pid}/fd"
@@ -50,7 +50,7 @@ def listening(pids: Iterable[int]) -> list[tuple[str, int]]:
 
 
 def _address(text: str) -> str:
-    """Return an address that the kernel wrote as 32-bit words of this machine's byte order."""
+    """Return an address that the kernel wrote as 32-bit words in this machine's byte order."""
     words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
     packed = struct.pack(f"={len(words)}I", *words)
     address = ipaddress.ip_address(packed)
@@ -59,12 +59,12 @@ def _address(text: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether only this machine can reach an address."""
     return ipaddress.ip_address(address).is_loopback
 
 
 def ports(context: DoctorContext) -> Iterator[Finding]:
-    """The ports of the local head, and whether it demands its token."""
+    """The ports of the local head, and whether it requires its token."""
     folder = runtime_folder(context.home) / "r"
     pids = [identity.pid for identity in local_head.processes_of(folder)] if folder.exists() else []
     if not pids:
@@ -91,7 +91,7 @@ def ports(context: DoctorContext) -> Iterator[Finding]:
         f"{counted(len(inside), 'port')} on loopback; {len(outside)} on all interfaces"
         + (f" ({', '.join(map(str, outside))})" if outside else "")
         + ", which require the token or only serve metrics (docs/security.md)",
-        "On a machine that others reach, let a firewall close its ports above 1024."
+        "If others can reach this machine, let a firewall close its ports above 1024."
         if outside
         else "",
         data,
@@ -99,7 +99,7 @@ def ports(context: DoctorContext) -> Iterator[Finding]:
 
 
 def _is_open(pid: int) -> bool:
-    """Whether a process is a GCS that does not demand a token."""
+    """Whether a process is a GCS that does not require a token."""
     try:
         if Path(f"/proc/{pid}/comm").read_text().strip() != "gcs_server":
             return False
@@ -128,7 +128,8 @@ def _secrets_of_targets(context: DoctorContext) -> Iterator[Finding]:
                 Level.WARN,
                 f"the cluster of target {record.name} requires no token: anyone who can reach "
                 f"{record.address} can run code on it",
-                "start the cluster with RAY_AUTH_MODE=token, then `rayjobs target rm` and create",
+                "Start the cluster with RAY_AUTH_MODE=token, then remove the target and create it "
+                "again.",
             )
     for record in all_targets(home=context.home):
         secrets = TargetSecrets(record.name, home=context.home).path
@@ -137,12 +138,12 @@ def _secrets_of_targets(context: DoctorContext) -> Iterator[Finding]:
                 "token",
                 Level.FAIL,
                 f"the secrets file of target {record.name}, {secrets}, {problem}",
-                f"chmod 600 {secrets}; change the secrets if others may have seen them",
+                f"chmod 600 {secrets}; change the secrets if others may have seen them.",
             )
 
 
 def _token_files(context: DoctorContext, good: list[str]) -> Iterator[Finding]:
-    """Yield what is wrong with the token files; adds targets whose file is right to `good`."""
+    """Yield the problems of token files; add the targets without a problem to `good`."""
     files = {
         record.name: Path(record.token_file)
         if record.token_file
@@ -158,8 +159,8 @@ def _token_files(context: DoctorContext, good: list[str]) -> Iterator[Finding]:
                 Level.FAIL,
                 f"the token file of target {name}, {path}, {problem}: anyone who has it can "
                 f"run code on the cluster",
-                f"chmod 600 {path}; others may have read it: use a new token (for the local target "
-                f"stop and start it).",
+                f"chmod 600 {path}. Others may have read it, so use a new token (for the local "
+                f"target, stop and start it).",
             )
         elif path.exists():
             good.append(name)
@@ -168,12 +169,12 @@ def _token_files(context: DoctorContext, good: list[str]) -> Iterator[Finding]:
                 "token",
                 Level.FAIL,
                 f"the token file of target {name} is gone: {path}",
-                f"Put it back (0600), or forget the target: rayjobs target rm {name}",
+                f"Restore it (0600), or remove the target: rayjobs target rm {name}",
             )
 
 
 def _folders_of_sockets(context: DoctorContext) -> Iterator[Finding]:
-    # Others may look into a home's folder: its files are private one by one.
+    # Others may list a home's folder, since each of its files is private by itself.
     folders = {runtime_folder(context.home): 0o077, context.home: 0o022}
     if context.workspace is not None:
         folders[context.workspace] = 0o022
@@ -185,10 +186,10 @@ def _folders_of_sockets(context: DoctorContext) -> Iterator[Finding]:
 
 
 def exposed(path: Path, forbidden: int) -> str:
-    """Return how others could use a file or folder; empty when they cannot, or it is not there.
+    """Return how others could use a file or folder; empty if they cannot, or if it is missing.
 
     Args:
-        forbidden: Bits of the mode that it may not have.
+        forbidden: Bits that its mode must not have.
     """
     try:
         info = path.stat()

@@ -1,4 +1,4 @@
-"""Disks and clocks."""
+"""Checks the free space of disks, and the clocks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rayjobs.workspace.folder import WorkspaceFiles
 FAIL_BYTES = 100 * 2**20
 WARN_BYTES = 2 * GIB
 WARN_SHARE = 0.05
-SHM_BYTES = 80 * 2**20  # below, Ray does not start
+SHM_BYTES = 80 * 2**20  # Ray does not start with less
 FEW_INODES = 10_000
-OLDEST_NOW = datetime(2026, 1, 1, tzinfo=UTC)  # this code was not there before
+OLDEST_NOW = datetime(2026, 1, 1, tzinfo=UTC)  # before this code was written
 STEP_S = 0.5
 _ERROR = 5  # Source: adjtimex(2), TIME_ERROR
 _UNSYNCHRONISED = 0x0040  # Source: adjtimex(2), STA_UNSYNC
 
 
 def disks(context: DoctorContext) -> Iterator[Finding]:
-    """Free space where we write."""
+    """The free space of the disks that rayjobs writes to."""
     folders = {"home": context.home, "/tmp": Path("/tmp"), "/dev/shm": Path("/dev/shm")}
     if context.workspace is not None:
         folders = {"workspace": context.workspace, **folders}
@@ -51,7 +51,7 @@ def _disk(name: str, folder: Path) -> Finding:
         level = Level.FAIL
         remedy = "Ray needs 80 MiB there: docker run --shm-size=1g, or remove what fills it."
     elif not shared_memory and free < FAIL_BYTES:
-        level, remedy = Level.FAIL, f"Free some. {prune}"
+        level, remedy = Level.FAIL, f"Free some space. {prune}"
     elif room.f_files and room.f_favail < FEW_INODES:
         level = Level.WARN
         text += f", and only {room.f_favail} more files can be created"
@@ -60,12 +60,12 @@ def _disk(name: str, folder: Path) -> Finding:
         level, remedy = Level.WARN, prune
     elif not os.access(there, os.W_OK):
         level, text = Level.FAIL, f"{folder} cannot be written by this user"
-        remedy = "Name another folder: RAYJOBS_HOME, RAYJOBS_WORKSPACE."
+        remedy = "Use another folder: set RAYJOBS_HOME or RAYJOBS_WORKSPACE."
     return Finding(f"disk of {name}", level, text, remedy, data)
 
 
 def clock(context: DoctorContext) -> Iterator[Finding]:
-    """Whether the wall clock can be believed."""
+    """Whether the wall clock is right and synchronized."""
     now = datetime.now(UTC)
     if now < OLDEST_NOW:
         yield Finding(
@@ -81,20 +81,20 @@ def clock(context: DoctorContext) -> Iterator[Finding]:
             "clock",
             Level.WARN,
             f"the workspace has records of {latest}, which this clock has not reached yet",
-            "Some machine's clock was wrong; ages of jobs may look odd. Keep clocks in step (NTP).",
+            "A machine's clock was wrong, so ages of jobs may be wrong. Synchronize it with NTP.",
         )
         return
     synchronised = is_synchronised()
     if synchronised is None:
         yield Finding("clock", Level.OK, "whether it is synchronized by NTP is unknown here")
     elif synchronised:
-        yield Finding("clock", Level.OK, "synchronised (NTP)", "", {"synchronised": True})
+        yield Finding("clock", Level.OK, "synchronized (NTP)", "", {"synchronised": True})
     else:
         yield Finding(
             "clock",
             Level.WARN,
-            "the kernel's clock is not synchronised by NTP",
-            "Run `timedatectl set-ntp true`, or chrony; in a container, do it on the host machine.",
+            "the kernel's clock is not synchronized by NTP",
+            "Run `timedatectl set-ntp true` or chrony; for a container, do so on its host machine.",
             {"synchronised": False},
         )
 
@@ -113,7 +113,7 @@ def _latest_record(context: DoctorContext) -> str | None:
 
 
 class _Timex(ctypes.Structure):
-    """Source: adjtimex(2), struct timex; room to spare behind what is read."""
+    """Source: adjtimex(2), struct timex; `rest` covers the fields that are not read."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -127,7 +127,7 @@ class _Timex(ctypes.Structure):
 
 
 def is_synchronised() -> bool | None:
-    """Return what the kernel knows of its clock; None where it does not say."""
+    """Return whether the kernel considers its clock synchronized; None if it does not say."""
     values = _Timex()  # modes 0: only read
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(values))
@@ -139,7 +139,7 @@ def is_synchronised() -> bool | None:
 
 
 def steadiness(wall_began_s: float, monotonic_began_s: float) -> Finding:
-    """Compare how far both clocks went since the doctor began."""
+    """Compare how far the wall clock and the monotonic clock advanced during the checks."""
     wall = time.time() - wall_began_s
     monotonic = time.clock_gettime(time.CLOCK_BOOTTIME) - monotonic_began_s
     data = {"difference_s": round(wall - monotonic, 6)}
@@ -149,7 +149,7 @@ def steadiness(wall_began_s: float, monotonic_began_s: float) -> Finding:
     return Finding(
         "clock steps",
         Level.WARN,
-        f"the wall clock was moved by {wall - monotonic:+.1f} s while we looked",
-        "Let only one program set it (NTP). Durations are not affected, times of records are.",
+        f"the wall clock was changed by {wall - monotonic:+.1f} s during the checks",
+        "Let only one program set it (NTP). The times of records are affected; durations are not.",
         data,
     )

@@ -1,4 +1,4 @@
-"""Versions: of the programs here, of the store, of the running target."""
+"""Checks the versions of programs, of the store and of the running target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OLDEST_SQLITE = (3, 35, 0)
 
 
 def installed(package: str) -> str:
-    """Return a package's version without importing it; empty where it is not installed."""
+    """Return a package's version without importing it; empty if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -43,7 +43,8 @@ def programs(_context: DoctorContext) -> Iterator[Finding]:
     text = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
     level, remedy = Level.OK, ""
     if not found["ray"]:
-        level, remedy = Level.FAIL, "Install what runs jobs: pip install 'rayjobs[local]'."
+        level = Level.FAIL
+        remedy = "Install the packages that run jobs: pip install 'rayjobs[local]'."
     elif sqlite3.sqlite_version_info < OLDEST_SQLITE:
         level, remedy = Level.FAIL, "SQLite 3.35 or later is needed: use another Python."
     elif not found["torch"]:
@@ -55,7 +56,7 @@ def programs(_context: DoctorContext) -> Iterator[Finding]:
 
 
 def store(context: DoctorContext) -> Iterator[Finding]:
-    """The workspace's store: its version, and what it lies on."""
+    """The workspace's store: its version and its file system."""
     if context.workspace is None or not WorkspaceFiles(context.workspace).store.exists():
         yield Finding("store", Level.OK, "there is no workspace yet: the first submit creates it")
         return
@@ -76,7 +77,7 @@ def store(context: DoctorContext) -> Iterator[Finding]:
         yield Finding(
             "store",
             Level.FAIL,
-            f"{path} has version {version}, this rayjobs knows versions up to {VERSION}",
+            f"{path} has version {version}, and this rayjobs knows versions up to {VERSION}",
             "Upgrade rayjobs: pip install --upgrade rayjobs.",
             data,
         )
@@ -96,7 +97,7 @@ def store(context: DoctorContext) -> Iterator[Finding]:
             "store",
             Level.WARN,
             f"{path} has version {version}; the next command upgrades it to {VERSION}",
-            "`rayjobs db upgrade` does it now, and keeps a copy.",
+            "`rayjobs db upgrade` upgrades it now, and keeps a copy.",
             data,
         )
     else:
@@ -106,7 +107,7 @@ def store(context: DoctorContext) -> Iterator[Finding]:
 
 
 def target(context: DoctorContext) -> Iterator[Finding]:
-    """The local target: whether it runs, and fits this client."""
+    """The local target: whether it runs, and is compatible with this client."""
     view = targets.target_status(local_head.LOCAL, home=context.home)
     data = {"state": view.state, "version": view.version}
     mine = __version__
@@ -114,8 +115,8 @@ def target(context: DoctorContext) -> Iterator[Finding]:
         yield Finding(
             "target",
             Level.WARN,
-            "the local target's Ray runs, and its actor does not answer",
-            "Wait a minute: it is started again. Else `rayjobs target stop --force`, then start.",
+            "the local target's Ray runs, but its actor does not answer",
+            "Wait a minute for its restart; otherwise stop it with --force, then start it.",
             data,
         )
         return
@@ -143,7 +144,7 @@ def target(context: DoctorContext) -> Iterator[Finding]:
             "target",
             Level.WARN,
             f"the local target runs Ray {head.ray_version}; Ray {here} was installed since",
-            "Stop it when it is idle: rayjobs target stop. The next job starts the new one.",
+            "Stop it when it is idle: `rayjobs target stop`. The next job starts the new version.",
             data,
         )
     else:

@@ -102,7 +102,7 @@ def test_missing_uv_is_reported_in_one_sentence(
         settings.find_uv()
     assert caught.value.failure_class == FailureClass.ENVIRONMENT
     (finding,) = look(DoctorContext(tmp_path, None))
-    assert "uv is not there" in finding.text
+    assert "uv is not installed" in finding.text
 
 
 def test_versions_of_pyenv_are_looked_for_next_to_its_shims(tmp_path: Path) -> None:
