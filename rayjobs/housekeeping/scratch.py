@@ -336,7 +336,7 @@ def _plan_snapshots(made: ScratchPlan, folder: OwnFolder) -> None:
         if last_use < made.cutoff:
             place = f"snapshots/{name}"
             size = folder.measure(place).bytes
-            made.items.append(Leftover("snapshot", place, "not used recently", size))
+            made.items.append(Leftover("snapshot", place, "unused for long", size))
 
 
 def _remove_snapshot(folder: OwnFolder, name: str, cutoff: float) -> Removed:
@@ -388,7 +388,7 @@ def _plan_web(made: ScratchPlan) -> None:
             for name, info in folder.entries(place):
                 if info.st_mtime < made.cutoff:
                     where = f"{place}/{name}"
-                    made.items.append(Leftover("web", where, "not used recently", info.st_size))
+                    made.items.append(Leftover("web", where, "unused for long", info.st_size))
 
 
 def _remove_web(made: ScratchPlan, removed: Removed) -> None:
@@ -415,7 +415,7 @@ def _plan_data(made: ScratchPlan, folder: OwnFolder) -> None:
                 continue
             if (seal or info).st_mtime < made.cutoff:
                 place = f"{objects}/{part}/{name}"
-                made.items.append(Leftover("data", place, "not used recently", info.st_size))
+                made.items.append(Leftover("data", place, "unused for long", info.st_size))
 
 
 def _remove_data(made: ScratchPlan, folder: OwnFolder, removed: Removed) -> None:
