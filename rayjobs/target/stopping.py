@@ -28,7 +28,7 @@ from rayjobs.target.requests import TargetRequest
 
 RETIRE_ANSWER_S = 20.0
 SHORT_ANSWER_S = 5.0
-HOST_GRACE_S = 45.0  # a script's own grace is 10 to 30 s
+HOST_GRACE_S = 45.0  # the default grace period is 10 s; `put_back` adds the jobs' own
 LONGEST_S = 240.0  # a client waits some minutes for the whole stop
 SETTLE_S = 3.0
 POLITE_S = 5.0
@@ -68,7 +68,7 @@ class TargetLocation:
 
     @property
     def activity(self) -> Path:
-        """The actor's last report of its work: `{"busy": bool, "at": seconds, "jobs": []}`."""
+        """The actor's last report of its work: `{"busy": bool, "at": seconds, "pid": pid}`."""
         return self.paths.root / "activity.json"
 
 

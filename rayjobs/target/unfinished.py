@@ -25,7 +25,7 @@ from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
 UNFINISHED = [state for state in JobState if state not in FINAL]
 LISTED = 10
 POLL_S = 0.2
-CANCEL_S = 90.0  # longer than the longest grace period
+CANCEL_S = 90.0  # in addition to the longest grace period of the jobs
 AGE_S = 60.0
 
 
