@@ -60,7 +60,7 @@ _SIGNALS: Mapping[int, str] = {
     signals.SIGBUS: "often shared memory (/dev/shm) that is full",
     signals.SIGILL: "native code was built for another processor",
     signals.SIGFPE: "native code divided by zero",
-    signals.SIGTERM: "asked to end from outside",
+    signals.SIGTERM: "another process requested its end",
     signals.SIGINT: "interrupted",
     signals.SIGPIPE: "wrote to a pipe whose reader had closed it",
     signals.SIGXCPU: "used up its CPU time limit",
@@ -261,7 +261,7 @@ def _own_failure(record: ExitRecord, words: _Words) -> RankExit | None:
     """Return the rank with which a node's end began.
 
     If several ranks were found dead together, this is one that did not lose a peer. Ranks that
-    ended later may have been asked to end.
+    ended later may have received a stop request.
     """
     first = _first_rank(record)
     if first is None or record.outcome is not Outcome.FAILED:

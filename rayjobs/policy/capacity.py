@@ -171,10 +171,10 @@ def fits_ever(spec: JobSpec, capacity: Capacity) -> list[Problem]:
 
 def _wrong_types(spec: JobSpec, capacity: Capacity) -> list[Problem]:
     """Return why no node can be of the requested types."""
-    asked, spot = spec.resources.node_types, spec.resources.spot
-    if not asked and spot is None:
+    wanted, spot = spec.resources.node_types, spec.resources.spot
+    if not wanted and spot is None:
         return []
-    path = "resources.node_types" if asked else "resources.spot"
+    path = "resources.node_types" if wanted else "resources.spot"
     if capacity.types is None:
         return [
             Problem(
@@ -184,13 +184,13 @@ def _wrong_types(spec: JobSpec, capacity: Capacity) -> list[Problem]:
                 "cluster.yaml`.",
             )
         ]
-    unknown = [one for one in asked if not capacity.types.matching([one], None)]
+    unknown = [one for one in wanted if not capacity.types.matching([one], None)]
     there_are = f"The target has: {capacity.types.describe()}."
     if unknown:
         names = ", ".join(repr(one) for one in unknown)
         return [Problem(path, f"the target has no nodes of type or size {names}.", there_are)]
-    if not capacity.types.matching(asked, spot):
-        which = f" of {' or '.join(asked)}" if asked else ""
+    if not capacity.types.matching(wanted, spot):
+        which = f" of {' or '.join(wanted)}" if wanted else ""
         kind = "spot nodes" if spot else "nodes that are not spot"
         return [Problem("resources.spot", f"the target has no {kind}{which}.", there_are)]
     return []
@@ -202,12 +202,12 @@ def pin_types(spec: JobSpec, capacity: Capacity) -> JobSpec:
     The result of a machine size or a request for spot nodes thus does not change when types are
     added later.
     """
-    asked = spec.resources
-    if capacity.types is None or (not asked.node_types and asked.spot is None):
+    resources = spec.resources
+    if capacity.types is None or (not resources.node_types and resources.spot is None):
         return spec
-    names = tuple(one.name for one in capacity.types.matching(asked.node_types, asked.spot))
-    resources = asked.model_copy(update={"node_types": names})
-    return spec.model_copy(update={"resources": resources})
+    names = tuple(one.name for one in capacity.types.matching(resources.node_types, resources.spot))
+    pinned = resources.model_copy(update={"node_types": names})
+    return spec.model_copy(update={"resources": pinned})
 
 
 def _fits_machine(spec: JobSpec, capacity: Capacity) -> list[Problem]:

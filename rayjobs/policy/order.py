@@ -8,7 +8,7 @@ waits forever.
 The jobs of a group (a sweep, an array) share one such position: the first of them has it while none
 of the group runs. Every further one is an extra: it counts as submitted now, behind all waiting
 jobs of the same priority, and extras of all groups take turns: first the second ones, then the
-third ones. So a group that is alone on a target gets all of it; if others wait, it keeps one
+third ones. So a group that is alone gets the whole target; if others wait, it keeps one
 position at a time and gets what they leave.
 """
 

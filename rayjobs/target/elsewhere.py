@@ -44,8 +44,8 @@ def claimant(home: Path) -> Claimant:
         value = str(json.loads(path.read_text(encoding="utf-8"))["id"])
     except (OSError, ValueError, KeyError, TypeError):
         value = _new_id(path)
-    # A home that was copied with its machine's image, or is shared over a network file system, counts
-    # as a different one on each machine.
+    # A home that was copied with its machine's image, or is shared over a network file system,
+    # counts as a different one on each machine.
     owner = f"{value}-{hashlib.sha256(_machine().encode()).hexdigest()[:8]}"
     return Claimant(owner=owner, host=socket.gethostname(), home=str(home), version=__version__)
 

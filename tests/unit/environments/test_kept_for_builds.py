@@ -65,9 +65,7 @@ def test_unused_conda_packages_are_removed_after_a_while(builder: Builder, tmp_p
     assert kept(builder) == set()
     set_back(*folder.iterdir())
     assert kept(builder) == {f"conda/{name}" for name in packages}
-    assert (
-        "build packages" in next(iter(look(DoctorContext(builder.node.root.parent, None)))).text
-    )
+    assert "build packages" in next(iter(look(DoctorContext(builder.node.root.parent, None)))).text
     # Another environment uses two of them.
     builder.build(conda=["tiny-tool"], channels=[channel.url])
     made = plan(builder)
