@@ -162,7 +162,7 @@ def fits_ever(spec: JobSpec, capacity: Capacity) -> list[Problem]:
                 Problem(
                     "distribution.nodes",
                     f"the job asks for {counted(nodes, 'node')} with "
-                    f"{_described(need)} each; the target can have at most {fitting} of these.",
+                    f"{_described(need)} each; the target can have {fitting} of these.",
                     "Lower distribution.nodes or the resources per process, or add such nodes.",
                 )
             )
