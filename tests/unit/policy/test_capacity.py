@@ -59,7 +59,7 @@ def test_job_that_never_fits_a_cluster_is_refused_with_numbers(
 def test_no_node_may_fit_all_needs_together() -> None:
     capacity = Capacity(nodes=(NodeShape(64, 0, 8 * GIB), NodeShape(4, 8, 8 * GIB)), max_nodes=2)
     (problem,) = fits_ever(spec(cpus=32, gpus=1), capacity)
-    assert "can have 0 such" in problem.message
+    assert "can have 0 of these" in problem.message
 
 
 def test_single_machine_may_lack_cpus_with_a_notice() -> None:
