@@ -58,7 +58,7 @@ for number in range(300):
 """
 FINALIZING_TRIES = 8
 
-# Submits what it is given, prints the id of the job, and stays until it is killed.
+# Submits the job that each line of its input describes, prints the job's id, and waits for more.
 CLIENT = """
 import json, sys
 from pathlib import Path
@@ -68,10 +68,10 @@ from rayjobs.workspace.folder import locate, open_workspace
 
 workspace = open_workspace(locate())
 for line in sys.stdin:
-    asked = json.loads(line)
-    spec = JobSpec.model_validate(asked["spec"])
-    made = submit(workspace, spec, source=Path(asked["source"]), experiment="test",
-                  idempotency_key=asked["key"])
+    request = json.loads(line)
+    spec = JobSpec.model_validate(request["spec"])
+    made = submit(workspace, spec, source=Path(request["source"]), experiment="test",
+                  idempotency_key=request["key"])
     print(made.job.id, flush=True)
 """
 
@@ -85,16 +85,16 @@ class Client:
         )
 
     def submit(self, spec: JobSpec, source: Path, key: str) -> str:
-        """Return the id that it received."""
+        """Submit a job; return the id that the process received."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        asked = {"spec": spec.model_dump(mode="json"), "source": str(source), "key": key}
-        self.process.stdin.write(json.dumps(asked) + "\n")
+        request = {"spec": spec.model_dump(mode="json"), "source": str(source), "key": key}
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
 
     def kill(self) -> None:
-        """End it immediately."""
+        """Kill the process."""
         with self.process:
             self.process.kill()
 
@@ -138,7 +138,7 @@ class Stage:
         return self.jobs.store.job(job_id)
 
     def submit_running(self, name: str, **spec: Any) -> None:
-        """Submit a job, and wait until it runs; it runs until `finish`."""
+        """Submit a job, and wait until it runs; it runs until `let_go`."""
         go = self.jobs.folder / f"go-{name.replace(' ', '-')}"
         job = self.submit(WAITS, environment_variables={"GO": str(go)}, **spec)
         self.jobs.wait_for_output(job, b"up")
@@ -164,7 +164,7 @@ class Stage:
         return self._pause(self.by_state[PAUSE], LONGEST_PAUSE)
 
     def _pause(self, job: Job, more: timedelta, *, at_least: timedelta = timedelta()) -> bool:
-        """Let a pause end after this time; False when none of this length is left."""
+        """Let the pause end in `more`; False if less than `at_least` of it is left."""
         now = datetime.now(UTC)
         connection = sqlite3.connect(self.jobs.workspace.path / "store.db", timeout=30.0)
         try:
@@ -192,7 +192,7 @@ class Stage:
                     self.jobs.job(one).state.is_final  # type: ignore[misc]
                     or self.jobs.job(one).state is JobState.FINALIZING
                 ),
-                "it is at its end",
+                "it is finalizing or has ended",
             )
             self.stop(agent)
             # What the agent reported before it was stopped takes effect first.
@@ -204,7 +204,7 @@ class Stage:
                 return
             self.resume()
             self.jobs.wait(probe, JobState.COMPLETED)
-        raise AssertionError(f"none of {FINALIZING_TRIES} jobs was seen while its files are stored")
+        raise AssertionError(f"none of {FINALIZING_TRIES} jobs was observed in Finalizing")
 
     def resume(self) -> None:
         """Resume all stopped processes that are alive."""
@@ -232,15 +232,15 @@ class Stage:
             found[state] = f"{done.state} {took}"
         return found
 
-    def _places_are_free(self) -> bool:
+    def _allocations_are_free(self) -> bool:
         """Whether no ended job has an allocation: a separate write frees it after the end."""
         evidence = collect(self.jobs.workspace)
         ended = {job.id for job in evidence.jobs if job.state.is_final}
         return not any(one.state == "held" and one.job in ended for one in evidence.allocations)
 
     def violations(self) -> list[str]:
-        """Return what is not as it must be, once all have ended."""
-        until(self._places_are_free, "the places of the jobs that have ended are free")
+        """Return the violations of invariants, once all jobs have ended."""
+        until(self._allocations_are_free, "the allocations of ended jobs are free")
         evidence = collect(self.jobs.workspace)
         evidence.acknowledged = self.acknowledged
         evidence.ran = read_history(self.history)
@@ -250,9 +250,9 @@ class Stage:
             good = [
                 one["attempt"] for one in lines if (one["job"], one["what"]) == (job.id, "done")
             ]
-            wanted = 1 if job.state is JobState.COMPLETED else 0
-            if len(good) != wanted:
-                found.append(f"{job.id} is {job.state}, and came to its good end in {good}")
+            expected = 1 if job.state is JobState.COMPLETED else 0
+            if len(good) != expected:
+                found.append(f"{job.id} is {job.state}, and its attempts {good} succeeded")
         return found
 
 
@@ -267,7 +267,7 @@ def all_states(
     """Hold one job in each state.
 
     Args:
-        running: Names of the jobs that run; the first one is waited for by the queued one.
+        running: Names of the jobs that run; the queued job waits for the first one.
     """
     history = jobs.folder / "history"
     history.touch()
@@ -286,7 +286,7 @@ def all_states(
         job = stage.submit("", resources=Resources(cpus=3))
         stage.by_state[str(JobState.PROVISIONING)] = job
         jobs.wait(job, JobState.PROVISIONING)
-        assert stage.hold_pause_longer(), "its pause was over before the others were held"
+        assert stage.hold_pause_longer(), "the pause was over before all jobs were held"
         states = {name: str(jobs.job(one).state) for name, one in stage.by_state.items()}
         queued = {PAUSE: str(JobState.QUEUED)} | dict.fromkeys(running, str(JobState.RUNNING))
         assert states == {name: queued.get(name, name) for name in states}

@@ -55,7 +55,7 @@ def ask(path: Path, line: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def turning(selector: selectors.BaseSelector) -> Iterator[list[BaseException]]:
-    """Run an event loop on a thread; return the errors that would have ended it."""
+    """Run an event loop on a thread; yield the errors that would have ended it."""
     done = threading.Event()
     errors: list[BaseException] = []
 
@@ -95,10 +95,12 @@ def test_mpi_socket_refuses_bad_request_and_continues(short_path: Path, bad: str
     selector = selectors.DefaultSelector()
     made: list[LineServer] = []
 
-    def asked(asker: Asker, request: Mapping[str, Any]) -> None:
+    def receive(asker: Asker, request: Mapping[str, Any]) -> None:
         made[0].answer(asker, answer(request))
 
-    made.append(LineServer(str(short_path / "s"), selector, asked=asked, gone=lambda _asker: None))
+    made.append(
+        LineServer(str(short_path / "s"), selector, asked=receive, gone=lambda _asker: None)
+    )
     with turning(selector):
         assert "cannot read the request" in ask(short_path / "s", BAD[bad])["error"]
         assert ask(short_path / "s", b'{"op": "number", "value": 1}')["value"] == 1.0

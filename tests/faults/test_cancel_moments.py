@@ -24,7 +24,7 @@ def test_cancel_at_each_visible_stage(jobs: Jobs) -> None:
     made = {stage: jobs.submit(f"print('for {stage}')", grace_s=1.0) for stage in STAGES}
     open_stages = dict(made)
 
-    def all_asked() -> bool:
+    def all_canceled() -> bool:
         for stage, job in list(open_stages.items()):
             state = jobs.job(job).state
             # A short stage may end before it is observed: then the next one is used.
@@ -35,7 +35,7 @@ def test_cancel_at_each_visible_stage(jobs: Jobs) -> None:
                 del open_stages[stage]
         return not open_stages
 
-    until(all_asked, "every job reaches its stage")
+    until(all_canceled, "every job reaches its stage and is canceled")
     for stage, job in made.items():
         done = jobs.wait(job)
         assert done.state in (JobState.COMPLETED, JobState.CANCELED), (stage, done.reason)
@@ -46,5 +46,5 @@ def test_cancel_at_each_visible_stage(jobs: Jobs) -> None:
     assert jobs.job(made[JobState.COMPLETED]).state is JobState.COMPLETED
     until(
         lambda: all(row.job is None for row in jobs.store.allocations("local")),
-        "every place is free",
+        "every allocation is free",
     )

@@ -1,7 +1,7 @@
 """A truncated checkpoint is never resumed from; the previous one is.
 
-Red with the verification off: `_load` that trusts a manifest without checking the files, and
-`checkpoints._of_manifest` without its comparison of rows, both give the torn one.
+Off switches: let `_load` trust a manifest without checking the files, or drop the comparison of
+rows in `checkpoints._of_manifest`. Both then return the torn checkpoint.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Server(ThreadingHTTPServer):
     broken = ""
     """Part of a path: these files end in the middle, or never."""
     hangs = True
-    asked = threading.Event()
+    requested = threading.Event()
     released = threading.Event()
 
 
@@ -59,12 +59,12 @@ class Handler(SimpleHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data[: len(data) // 2])
         self.wfile.flush()
-        server.asked.set()
+        server.requested.set()
         if server.hangs:
             server.released.wait(20)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     channel.index()
     handler = partial(Handler, directory=str(channel.folder))
     with Server(("127.0.0.1", 0), handler) as made:
-        made.asked, made.released = threading.Event(), threading.Event()
+        made.requested, made.released = threading.Event(), threading.Event()
         serving = threading.Thread(target=made.serve_forever, daemon=True)
         serving.start()
         yield made
@@ -83,7 +83,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         made.shutdown()
 
 
-def asked(server: Server) -> dict[str, Any]:
+def packages_of(server: Server) -> dict[str, Any]:
     channels = [f"http://127.0.0.1:{server.server_address[1]}"]
     return {"conda": ["tiny-conda", "large"], "channels": channels}
 
@@ -98,12 +98,12 @@ def test_a_channel_that_stops_in_the_middle_of_a_package_is_given_up(
     monkeypatch.setattr(condas, "STALL_S", 2.0)
     server.broken = "large-1.0"
     with pytest.raises(PrepareError, match="does not arrive: nothing came for 2 s") as caught:
-        builder.build(**asked(server))
+        builder.build(**packages_of(server))
     assert caught.value.failure_class == "environment"
     assert not caught.value.is_permanent
     assert not whole(builder)
     server.broken = ""
-    assert builder.build(**asked(server))[0].built
+    assert builder.build(**packages_of(server))[0].built
 
 
 def test_a_channel_that_stops_in_the_middle_of_its_index_is_given_up(
@@ -112,19 +112,19 @@ def test_a_channel_that_stops_in_the_middle_of_its_index_is_given_up(
     monkeypatch.setattr(condas, "INDEX_S", 2.0)
     server.broken = "repodata"
     with pytest.raises(PrepareError, match="the index of a channel does not arrive"):
-        builder.build(**asked(server))
+        builder.build(**packages_of(server))
     server.broken = ""
     monkeypatch.setattr(condas, "INDEX_S", 60.0)
-    assert builder.build(**asked(server))[0].built
+    assert builder.build(**packages_of(server))[0].built
 
 
 def test_vanishing_channel_leaves_no_partial_environment(builder: Builder, server: Server) -> None:
     server.broken, server.hangs = "large-1.0", False
     with pytest.raises(PrepareError, match="the conda packages cannot be installed"):
-        builder.build(**asked(server))
+        builder.build(**packages_of(server))
     assert not whole(builder)
     server.broken = ""
-    assert builder.build(**asked(server))[0].built
+    assert builder.build(**packages_of(server))[0].built
 
 
 def while_it_hangs(builder: Builder, server: Server, wish: Wish, act: Any) -> PrepareError:
@@ -133,9 +133,9 @@ def while_it_hangs(builder: Builder, server: Server, wish: Wish, act: Any) -> Pr
 
     async def building() -> None:
         task = asyncio.ensure_future(
-            builder.environments().realise({"pip": [], **asked(server)}, wish.work)
+            builder.environments().realise({"pip": [], **packages_of(server)}, wish.work)
         )
-        await asyncio.to_thread(server.asked.wait, 120)
+        await asyncio.to_thread(server.requested.wait, 120)
         act()
         await task
 
@@ -156,7 +156,7 @@ def test_killed_conda_build_is_never_used(builder: Builder, server: Server) -> N
     assert "was killed (signal 9)" in str(error)
     assert not whole(builder)
     server.broken = ""
-    assert builder.build(**asked(server))[0].built
+    assert builder.build(**packages_of(server))[0].built
 
 
 def test_end_of_a_job_ends_its_conda_build(builder: Builder, server: Server) -> None:
@@ -183,7 +183,7 @@ node = Path({str(tmp_path / "small")!r})
 (node / "environments").mkdir(parents=True)
 kernel.mount("tmpfs", str(node / "environments"), "tmpfs", 0, "size=1m")
 try:
-    Builder(node).build(**{asked(server)!r})
+    Builder(node).build(**{packages_of(server)!r})
 except PrepareError as error:
     left = [one for one in os.listdir(node / "environments") if len(one) == 32]
     print(error.failure_class, "|", error, "|", left)

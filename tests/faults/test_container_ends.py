@@ -97,13 +97,13 @@ print(capability_of(Path({str(tmp_path)!r})).why)
 
 
 def _no_workspace(path: str) -> OpenWorkspace:
-    raise AssertionError(f"nothing needs the workspace {path}")
+    raise AssertionError(f"the workspace {path} must not be opened")
 
 
 def bring(
     folder: Path,
     plan: LaunchPlan,
-    asked: ContainerRequest,
+    request: ContainerRequest,
     able: Capability | None,
     whose: str = "environment",
 ) -> str:
@@ -117,7 +117,7 @@ def bring(
     if able is not None:
         node._capability = able
     with pytest.raises(PrepareError) as caught:
-        asyncio.run(node.bring(request_of(plan, folder, container=asked)))
+        asyncio.run(node.bring(request_of(plan, folder, container=request)))
     assert caught.value.failure_class == whose
     assert caught.value.is_permanent
     return str(caught.value)
@@ -176,8 +176,8 @@ def test_a_volume_whose_source_the_node_lacks_is_refused_before_the_image_is_fet
 ) -> None:
     plan = LaunchPlan.from_json(Attempt.make(short_path, "pass").plan)
     missing = short_path / "data"
-    asked = ContainerRequest(image="python:3.13", arguments=("-v", f"{missing}:/data:ro"))
-    problem = bring(short_path, plan, asked, None, "user")
+    request = ContainerRequest(image="python:3.13", arguments=("-v", f"{missing}:/data:ro"))
+    problem = bring(short_path, plan, request, None, "user")
     assert problem.startswith(
         f"the node {os.uname().nodename} has no {missing}, the source of the volume /data: No such"
     )

@@ -50,7 +50,7 @@ class Registry:
     address: str
 
     def name(self, what: str) -> str:
-        """The full name of an image there."""
+        """Return the full name of an image in the registry."""
         return f"{self.address}/{what}"
 
     def push(self, folder: Path, text: bytes, what: str = "team/train:1") -> None:
@@ -103,7 +103,7 @@ def image_node(tmp_path: Path) -> ImageNode:
     return ImageNode(tmp_path / "node")
 
 
-def asked(registry: Registry, what: str, password: str | None) -> AskedImage:
+def requested(registry: Registry, what: str, password: str | None) -> AskedImage:
     login = None if password is None else Login(registry.address, USER, password)
     return AskedImage(image=registry.name(what), login=login)
 
@@ -112,11 +112,11 @@ def test_correct_password_fetches_and_is_not_stored(
     registry: Registry, image_node: ImageNode
 ) -> None:
     wish = image_node.wish(secrets=[PASSWORD])
-    found = image_node.realise(asked(registry, "team/train:1", PASSWORD), wish)
+    found = image_node.realise(requested(registry, "team/train:1", PASSWORD), wish)
     assert (found.root / "etc/hello").read_text() == "hello\n"
     assert wish.steps == ["fetch", "unpack"]
     # Found again without the registry, and without the password.
-    assert not image_node.realise(asked(registry, "team/train:1", None)).fetched
+    assert not image_node.realise(requested(registry, "team/train:1", None)).fetched
     kept = [path for path in image_node.paths.root.rglob("*") if path.is_file()]
     forms = (PASSWORD.encode(), base64.b64encode(f"{USER}:{PASSWORD}".encode()))
     assert kept and not [path for path in kept if any(form in path.read_bytes() for form in forms)]
@@ -127,7 +127,7 @@ def test_wrong_or_missing_password_is_reported_with_a_remedy(
     registry: Registry, image_node: ImageNode, password: str | None
 ) -> None:
     with pytest.raises(PrepareError) as caught:
-        image_node.realise(asked(registry, "team/train:1", password))
+        image_node.realise(requested(registry, "team/train:1", password))
     error = caught.value
     assert error.failure_class == "environment"
     assert error.is_permanent, "another attempt has the same password"
@@ -139,7 +139,7 @@ def test_wrong_or_missing_password_is_reported_with_a_remedy(
 
 def test_missing_image_is_requested_only_once(registry: Registry, image_node: ImageNode) -> None:
     with pytest.raises(PrepareError, match="manifest unknown") as caught:
-        image_node.realise(asked(registry, "team/train:2", PASSWORD))
+        image_node.realise(requested(registry, "team/train:2", PASSWORD))
     assert caught.value.is_permanent
 
 
@@ -148,20 +148,20 @@ def test_moved_tag_means_one_image_for_all_nodes_of_a_job(
 ) -> None:
     meant: list[MeantImage] = []
     wish = image_node.wish(publish=meant.append)
-    first = image_node.realise(asked(registry, "team/train:1", PASSWORD), wish)
+    first = image_node.realise(requested(registry, "team/train:1", PASSWORD), wish)
     (meant_image,) = meant
     name = registry.name("team/train")
     assert meant_image.pinned is not None and meant_image.pinned.startswith(f"{name}@sha256:")
     registry.push(tmp_path / "moved", b"moved\n")
     other = ImageNode(tmp_path / "other")
-    again = replace(asked(registry, "team/train:1", PASSWORD), meant=meant_image)
+    again = replace(requested(registry, "team/train:1", PASSWORD), meant=meant_image)
     second = other.realise(again)
     assert (second.root / "etc/hello").read_text() == "hello\n"
     assert second.digest == first.digest
-    alone = ImageNode(tmp_path / "alone").realise(asked(registry, "team/train:1", PASSWORD))
+    alone = ImageNode(tmp_path / "alone").realise(requested(registry, "team/train:1", PASSWORD))
     assert (alone.root / "etc/hello").read_text() == "moved\n", "a new job gets the new one"
     # The first node finds it without the registry, and still reports the resolved image.
     meant.clear()
     found = image_node.wish(publish=meant.append)
-    assert not image_node.realise(asked(registry, "team/train:1", None), found).fetched
+    assert not image_node.realise(requested(registry, "team/train:1", None), found).fetched
     assert meant == [MeantImage(first.digest, meant_image.pinned)]

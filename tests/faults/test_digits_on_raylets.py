@@ -62,7 +62,7 @@ def test_job_keeps_its_accuracy_when_a_raylet_is_killed(
 
     def values() -> dict[int, float]:
         points = [one for one in pool_jobs.store.metrics(job.id) if one.name == "accuracy"]
-        assert len({one.step for one in points}) == len(points), "no step is told twice"
+        assert len({one.step for one in points}) == len(points), "no step is reported twice"
         return {one.step: float(one.value) for one in points if one.step is not None}
 
     until(lambda: EPOCHS // 2 in values(), "half of the epochs are done", deadline_s=600.0)

@@ -25,8 +25,8 @@ def slow(tmp_path: Path) -> SlowPackage:
 
 
 def submit(jobs: Jobs, slow: SlowPackage, **spec: object) -> Job:
-    asked = Packages(pip=("--no-index", str(slow.path)))
-    return jobs.submit("import slowpackage; print(slowpackage.VALUE)", environment=asked, **spec)
+    packages = Packages(pip=("--no-index", str(slow.path)))
+    return jobs.submit("import slowpackage; print(slowpackage.VALUE)", environment=packages, **spec)
 
 
 def builds(jobs: Jobs, job: Job) -> list[str]:
@@ -37,7 +37,7 @@ def builds(jobs: Jobs, job: Job) -> list[str]:
 def nothing_is_built(jobs: Jobs, job: Job) -> None:
     jobs.nothing_left(job)
     building = NodePaths(home() / "node").environments / "building"
-    until(lambda: not list(building.iterdir()), "no half of an environment is left")
+    until(lambda: not list(building.iterdir()), "no partial environment is left")
 
 
 def test_missing_package_fails_as_environment_with_the_resolver_message(

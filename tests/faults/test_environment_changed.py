@@ -102,12 +102,12 @@ def test_conda_packages_are_copies(builder: Builder, tmp_path: Path) -> None:
     channel = Channel(tmp_path / "channel")
     channel.add_library("tiny-tool", value="good")
     channel.index()
-    asked: dict[str, Any] = {"conda": ["tiny-tool"], "channels": [channel.url]}
-    first, _ = builder.build(**asked)
+    packages: dict[str, Any] = {"conda": ["tiny-tool"], "channels": [channel.url]}
+    first, _ = builder.build(**packages)
     module, _ = module_of(first)
-    assert builder.build(**asked)[0].built is False
+    assert builder.build(**packages)[0].built is False
     write_over(module)
-    second, wish = builder.build(**asked)
+    second, wish = builder.build(**packages)
     assert second.built and "changed" in wish.steps
     assert module_of(second)[1] == "good"
 
@@ -141,25 +141,25 @@ def test_environment_in_use_is_rebuilt_under_another_name(
     builder: Builder, lines: list[str], tmp_path: Path, *, of_conda: bool
 ) -> None:
     """A job imports from it later, and its data loaders start processes from it."""
-    asked: dict[str, Any] = {}
+    packages: dict[str, Any] = {}
     if of_conda:
         channel = Channel(tmp_path / "channel")
         channel.add_library("tiny-tool", value="good")
         channel.index()
-        asked, lines = {"conda": ["tiny-tool"], "channels": [channel.url]}, []
-    first, runs = builder.build(*lines, **asked)
+        packages, lines = {"conda": ["tiny-tool"], "channels": [channel.url]}, []
+    first, runs = builder.build(*lines, **packages)
     module, _ = module_of(first)
     inode = module.stat().st_ino
     (module.parent / "new.py").write_text("pip install does this")
-    second, wish = builder.build(*lines, **asked)
+    second, wish = builder.build(*lines, **packages)
     assert second.built and "changed" in wish.steps and second.key != first.key
     assert module.stat().st_ino == inode, "the first attempt still has what it began with"
-    third, wish = builder.build(*lines, **asked)
+    third, wish = builder.build(*lines, **packages)
     assert (third.key, third.built, wish.steps) == (second.key, False, [])
     assert builder.environments().changed_since(first.key).endswith("new.py is new")
     assert builder.environments().changed_since(second.key) == ""
     shutil.rmtree(runs.work.paths.root)
     write_over(module_of(second)[0])
-    fourth, _ = builder.build(*lines, **asked)
+    fourth, _ = builder.build(*lines, **packages)
     assert fourth.built and fourth.key == first.key, "its name is free again"
     assert module_of(second)[1] == "evil" and module_of(fourth)[1] == "good"

@@ -142,7 +142,7 @@ def test_a_clean_filter_that_hangs_delays_nothing_and_is_ended(
         _wait_until_gone(int(pid))
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
 def test_repository_of_another_user_reports_the_git_message(source: Path, tmp_path: Path) -> None:
     subprocess.run(["chown", "-R", "12345", str(source)], check=True)
     found = recorded(source, tmp_path / "ws")

@@ -26,7 +26,7 @@ NO_ATTEMPTS = Path("/nonexistent")
 # Lists the processes named in a file while they exist, except hidden ones, and
 # the used memory; records its arguments.
 TOOL = """#!/bin/sh
-echo "$@" >> {folder}/asked
+echo "$@" >> {folder}/queries
 case "$*" in
     *query-gpu*)
         [ -d /proc/$(cat {folder}/holders)/fd ] && cat {folder}/memory_held || cat {folder}/memory
@@ -52,24 +52,24 @@ class Gpu:
         self.answers(0)
 
     def answers(self, code: int) -> None:
-        """Let the tool end with this exit code from now on."""
+        """Let the tool exit with this code from now on."""
         tool = self.folder / nodegpus.TOOL
         tool.write_text(TOOL.format(folder=self.folder, code=code))
         tool.chmod(0o755)
 
     def held_by(self, pid: int) -> None:
-        """Let a process hold memory as long as it is there."""
+        """Let a process hold memory as long as it exists."""
         (self.folder / "holders").write_text(f"{pid}\n")
 
     def hides(self, lines: str, *, used: int) -> None:
-        """Let so much of GPU 3 be used, by nobody but what these lines say."""
+        """Report this much memory of GPU 3 as used, and only these lines about the users."""
         (self.folder / "hidden").write_text(lines)
         (self.folder / "memory").write_text(MEMORY.format(used))
 
     @property
-    def asked(self) -> list[str]:
-        """How the tool was asked for processes, each time."""
-        path = self.folder / "asked"
+    def queries(self) -> list[str]:
+        """The arguments of each query for processes."""
+        path = self.folder / "queries"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line for line in lines if "compute-apps" in line]
 
@@ -124,7 +124,7 @@ def test_foreign_program_is_reported_without_waiting(
         ]
     assert message.startswith("GPU 2,3 is used by programs that do not belong to the job")
     assert f"pid {other.pid} (trainer) holds 29.3 GiB" in message
-    assert "--id=2,3" in gpu.asked[0]
+    assert "--id=2,3" in gpu.queries[0]
 
 
 def test_ending_program_is_waited_for(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_ending_program_is_waited_for(gpu: Gpu, monkeypatch: pytest.MonkeyPatch)
             waits = asyncio.ensure_future(
                 nodegpus.wait_until_free(("0",), NO_ATTEMPTS, messages.append)
             )
-            while len(gpu.asked) < 3:
+            while len(gpu.queries) < 3:
                 assert not waits.done()
                 await asyncio.sleep(0.01)
             other.wait()
@@ -168,7 +168,7 @@ def test_jobs_may_share_a_gpu(gpu: Gpu, tmp_path: Path, gpus: str) -> None:
     with program(**{MARKER_VARIABLE: "rj-other-a1"}) as other:
         gpu.held_by(other.pid)
         assert reports(tmp_path) == []
-        assert len(gpu.asked) == 1
+        assert len(gpu.queries) == 1
 
 
 @pytest.mark.parametrize("gpus", [None, "2", ""])
@@ -200,7 +200,7 @@ def test_invisible_program_is_reported_without_waiting(
     gpu.hides(f"GPU-c, {pid}, 30000, [Not Found]\n", used=30004)
     (message,) = reports()
     assert "not visible here) holds 29.3 GiB" in message
-    assert len(gpu.asked) == nodegpus.LOOKS
+    assert len(gpu.queries) == nodegpus.LOOKS
 
 
 def test_memory_that_no_visible_process_holds_is_reported(
@@ -219,7 +219,7 @@ def test_failing_gpu_tool_is_reported_without_delay(gpu: Gpu, code: int) -> None
         gpu.answers(code)
         (message,) = reports()
         assert f"GPU 2,3 could not be checked: nvidia-smi exited with code {code}" in message
-        assert len(gpu.asked) == 1
+        assert len(gpu.queries) == 1
 
 
 @pytest.mark.parametrize(
@@ -241,4 +241,4 @@ def test_a_machine_without_the_tool_is_reported(
 
 def test_job_without_gpus_is_not_checked(gpu: Gpu, tmp_path: Path) -> None:
     assert [one for one in prepared(tmp_path) if one.kind == "gpu"] == []
-    assert gpu.asked == []
+    assert gpu.queries == []

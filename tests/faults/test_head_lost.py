@@ -1,4 +1,4 @@
-"""The whole Ray head is killed under a full queue; and one that keeps its state comes back."""
+"""The whole Ray head is killed under a full queue, or restarts with the state that it kept."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ PLACES = 4
 
 
 def submit(jobs: Jobs, history: Path, go: Path, **spec: object) -> Job:
-    """Submit a job that says that it began, waits, and says that it is done."""
+    """Submit a job that records its start, waits for `go`, and records its successful end."""
     variables = {"HISTORY": str(history), "GO": str(go)}
     return jobs.submit(TELLS + WAITS + DONE, environment_variables=variables, **spec)
 
 
 def check_all(jobs: Jobs, history: Path) -> None:
-    """Check that each job came to its good end once, and that no invariant is violated."""
+    """Check that each job succeeded once, and that no invariant is violated."""
     evidence = collect(jobs.workspace)
     evidence.ran = read_history(history)
     assert [str(one) for one in check(evidence)] == []
@@ -60,7 +60,7 @@ def check_all(jobs: Jobs, history: Path) -> None:
 
 @pytest.fixture
 def own_jobs(short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    """A workspace on a head of this test's own, which it may kill."""
+    """A workspace on a head for this test only, which it may kill."""
     monkeypatch.setenv("RAYJOBS_LOCAL_CPUS", str(PLACES))
     monkeypatch.setenv("RAYJOBS_LOCAL_DASHBOARD", "0")  # half the time of a start
     workspace = open_workspace(locate())
@@ -78,10 +78,10 @@ def test_head_killed_between_steps_repeats_and_loses_no_step(
     first = jobs.store.job(chain.steps["first"])
     jobs.wait(first, JobState.RUNNING)
     root = jobs.root(first)
-    # The actor is stopped first, so that the step ends and nothing records it.
+    # The actor is stopped first, so that the step ends while nothing can record it.
     psutil.Process(actor_pid(target)).suspend()
     (chain.turns / "first").write_text("")
-    until((root / "exit.json").exists, "the step ends while nothing follows it")
+    until((root / "exit.json").exists, "the step ends while no actor follows it")
     head = target.head
     for identity in local_head.processes_of(Path(head.temp_dir)):
         send_signal(identity, signal.SIGKILL)
@@ -102,13 +102,13 @@ def test_ten_jobs_survive_the_loss_of_actor_and_head(
     def running() -> list[Job]:
         return jobs.store.jobs(JobFilter(states=[JobState.RUNNING]))
 
-    until(lambda: len(running()) == PLACES, "every place is taken")
+    until(lambda: len(running()) == PLACES, "all CPUs are in use")
     first = {job.id for job in running()}
 
     old = actor_pid(target)
     psutil.Process(old).kill()
     until(lambda: actor_pid(target) != old, "a new target actor answers")
-    until(lambda: live(target) == first, "it has taken over what runs")
+    until(lambda: live(target) == first, "it has taken over the running jobs")
     assert {job.id: job.attempt for job in running()} == dict.fromkeys(first, 1)
 
     head = target.head
@@ -117,10 +117,10 @@ def test_ten_jobs_survive_the_loss_of_actor_and_head(
         send_signal(identity, signal.SIGKILL)
     until(lambda: not any(is_alive(one) for one in killed), "Ray is dead")
     until(lambda: is_another(target, head), "its keeper starts another head")
-    # A job that came to its end meanwhile would be taken as done, and rightly so.
+    # A job that ended meanwhile would correctly count as done.
     until(
         lambda: all(jobs.store.attempts(job)[0].ended_at for job in first),
-        "what had survived is ended",
+        "the survivors are ended",
     )
     go.write_text("")
 
@@ -134,13 +134,13 @@ def test_ten_jobs_survive_the_loss_of_actor_and_head(
     assert len(jobs.store.jobs()) == JOBS
     until(
         lambda: all(row.job is None for row in jobs.store.allocations("local")),
-        "every place is free",
+        "every allocation is free",
     )
     check_all(jobs, history)
 
 
 def live(target: LocalTarget, name: str = "local") -> set[str]:
-    """Return the ids of the jobs that the target actor looks after."""
+    """Return the ids of the jobs that the target actor supervises."""
     answer = wake_client.ask(
         wake_client.socket_of(name, target.home), {"op": "status"}, timeout_s=10.0
     )
@@ -161,7 +161,7 @@ class DurableHead:
             **local_head.head_environment(own_home, self.token),
             "RAY_gcs_storage": "rocksdb",
             "RAY_gcs_storage_path": str(folder / "gcs"),
-            # A node waits so long for a head that is away, instead of a minute: machines are busy.
+            # How long a node waits for a lost head. A minute, the default, is short on a busy machine.
             "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
             "RAY_health_check_initial_delay_ms": "2000",
             "RAY_health_check_period_ms": "1000",
@@ -171,8 +171,8 @@ class DurableHead:
         self._starters: list[subprocess.Popen[bytes]] = []
 
     def start_head(self) -> subprocess.Popen[bytes]:
-        """Start the head, or start it again at the same address, on what it has kept."""
-        # Ray refuses the port of a cluster whose other nodes live, unless it does not know of it.
+        """Start the head, or restart it at the same address with the state that it kept."""
+        # With this record, Ray refuses the port of a cluster whose other nodes are alive.
         (self.folder / "r" / "ray_current_cluster").unlink(missing_ok=True)
         return self._start(
             "--head",
@@ -223,13 +223,13 @@ class DurableHead:
             return False
 
     def end(self) -> None:
-        """End whatever of it lives."""
+        """Kill the processes that are still alive."""
         for starter in self._starters:
             kill_tree(starter)
 
 
 def kill_tree(starter: subprocess.Popen[bytes]) -> None:
-    """Kill a `ray start` with everything below it."""
+    """Kill a `ray start` with all its descendants."""
     with suppress(psutil.NoSuchProcess):
         top = psutil.Process(starter.pid)
         for process in [*top.children(recursive=True), top]:
@@ -285,7 +285,7 @@ def test_jobs_continue_while_a_durable_head_restarts(
         return answer is not None and bool(answer) and answer["epoch"] != before.epoch
 
     until(served_again, "Ray starts the target actor again, on another node or the new head")
-    until(lambda: live(target, "kept") == {job.id for job in runs}, "it has taken over what runs")
+    until(lambda: live(target, "kept") == {job.id for job in runs}, "it has the running jobs")
     go.write_text("")
     for job in [*runs, waits]:
         assert jobs.wait(job, JobState.COMPLETED).attempt == 1

@@ -1,4 +1,4 @@
-"""Ranks that come to their meeting before rank 0 listens lose half a second: it goes first."""
+"""Rank 0 starts first: ranks that connect before it listens lose half a second."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if os.environ["RANK"] == "0":
     for _ in range(2):
         meeting.accept()
 else:
-    socket.create_connection(place, timeout=60)  # refused where nobody listens
+    socket.create_connection(place, timeout=60)  # refused if nothing listens
 """
 
 
@@ -53,7 +53,7 @@ def attempt_at(folder: Path, port: int, script: str, most_s: float) -> Attempt:
 def test_other_ranks_start_when_rank_zero_listens(
     short_path: Path, port: int, warm: str, is_warm: bool
 ) -> None:
-    """Off switch: let all go at once."""
+    """Off switch: start all ranks at once."""
     attempt = attempt_at(short_path, port, MEETS, 300.0)
     record = (attempt.start(warm) if is_warm else attempt.start_cold()).wait()
     logs = [attempt.log(rank).decode() for rank in range(3)]

@@ -1,4 +1,4 @@
-"""A script replaces its attempt's records: the node continues to read, and reports it."""
+"""A script replaces its attempt's records: the node still collects, and reports the damage."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Attempt:
         self.collecting = Collecting(NodeData(cache), Workspaces())
 
     def keep(self, file: Path) -> Path:
-        """Record how a file of an input looks, as at the attempt's start; return the record."""
+        """Record the state of an input file, as at the attempt's start; return the record."""
         digests = {file.name: digest_of(file.read_bytes())}
         seen = looks.Seen(str(file.parent), {file.name: looks.look_at(file)}, digests)
         one = {"seen": [seen.to_json()], "version": "", "why_open": ""}
@@ -425,7 +425,7 @@ def test_stalled_collection_is_reported_and_ends(
             assert done.failure is not None
             assert done.failure.failure_class == "storage"
         assert "collecting x has made no progress" in done.reason
-        await here.until(lambda: not here.engine.attempts, "its place is free")
+        await here.until(lambda: not here.engine.attempts, "its allocation is free")
         assert ("clean", job.id, 1) not in here.agent.calls
 
     play(scene, tmp_path)

@@ -84,7 +84,7 @@ class Trainings:
         until((self.folder / f"REACHED-{stage}").exists, f"{stage} is reached")
 
     def go_on(self, stage: str) -> None:
-        """Let it continue."""
+        """Let the training continue from its stage."""
         (self.folder / f"WAITS_FOR-{stage}").touch()
 
     def weights(self, job: Job) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.conformance,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
-        os.geteuid() != 0 or not namespaces_work(), reason="a job of root, and namespaces"
+        os.geteuid() != 0 or not namespaces_work(), reason="needs root and PID namespaces"
     ),
 ]
 
@@ -35,8 +35,8 @@ def tried(name):
         print(name, error.errno, flush=True)
 
 def is_of_another_job(root):
-    # Without a PID namespace, jobs that other tests run meanwhile are seen; inputs of this one are
-    # not protected in them.
+    # Without a PID namespace, concurrent jobs of other tests are visible. They see the inputs of
+    # this job unprotected.
     try:
         block = open(os.path.dirname(root) + "/environ").read()
     except OSError:

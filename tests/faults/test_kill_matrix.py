@@ -31,7 +31,7 @@ TABLE: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_name("kills.toml").read_text(encoding="utf-8")
 )
 RUNNING = str(JobState.RUNNING)
-OTHER = "another one that runs"
+OTHER = "another running job"
 STATES = {"Queued", "Provisioning", "Preparing", RUNNING, "Finalizing", PAUSE}
 
 
@@ -42,12 +42,12 @@ def known(pid: int) -> Identity:
 
 
 def the_agent(target: LocalTarget) -> Identity:
-    (pid,) = until(lambda: only_agent(target), "the one agent is found")
+    (pid,) = until(lambda: only_agent(target), "there is exactly one agent")
     return known(pid)
 
 
 def is_another(target: LocalTarget, old: local_head.HeadRecord) -> bool:
-    """Whether another head runs; there is no record of any for a moment."""
+    """Whether another head runs; between the two, there is no record for a moment."""
     record = local_head.load_record(target.paths)
     return record is not None and record.instance != old.instance
 
@@ -66,8 +66,8 @@ def raylet_of(target: LocalTarget) -> Identity:
 
 def ends_as_expected(stage: Stage, process: str) -> None:
     stage.let_go()
-    wanted = {state: end for state, end in TABLE[process].items() if state in stage.by_state}
-    assert stage.ends() == wanted
+    expected = {state: end for state, end in TABLE[process].items() if state in stage.by_state}
+    assert stage.ends() == expected
     assert stage.violations() == []
 
 
@@ -160,7 +160,7 @@ def test_ray_itself(process: str, own_target: LocalTarget, tmp_path: Path) -> No
         until(lambda: is_another(own_target, head), "its keeper starts another head")
         # A job that ended meanwhile would correctly count as done.
         survivor = stage.by_state[RUNNING]
-        until(lambda: jobs.store.attempts(survivor.id)[0].ended_at, "what had survived is ended")
+        until(lambda: jobs.store.attempts(survivor.id)[0].ended_at, "the survivor is ended")
         ends_as_expected(stage, process)
         for job in stage.by_state.values():
             jobs.nothing_left(job)

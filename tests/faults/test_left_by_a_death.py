@@ -99,9 +99,9 @@ def test_new_target_sweeps_attempts_ended_in_the_store(
         async def uncleaned(_: Nothing) -> UncleanedFolders:
             return UncleanedFolders(tuple(Uncleaned(job, n, at) for at, (job, n) in jobs.items()))
 
-        async def sweep(asked: Sweep) -> Swept:
-            swept.extend(asked.roots)
-            return Swept(len(asked.roots))
+        async def sweep(request: Sweep) -> Swept:
+            swept.extend(request.roots)
+            return Swept(len(request.roots))
 
         monkeypatch.setattr(here.agent, "uncleaned", uncleaned)
         monkeypatch.setattr(here.agent, "sweep", sweep)

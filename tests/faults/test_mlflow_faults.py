@@ -1,6 +1,6 @@
 """MLflow's calls from many threads and ranks, and a server that is killed meanwhile.
 
-Red with the handlers off: the journal of `tracking_of`, the lock of `Tracking.call`, the restart in
+Off switches: the journal of `tracking_of`, the lock of `Tracking.call`, the restart in
 `MlflowPort.child_ended`.
 """
 

@@ -67,7 +67,7 @@ def test_following_command_continues_at_the_moved_workspace(tmp_path: Path, name
         new.parent.mkdir()
         old.rename(new)
         moved = f"was moved to {new}; following it there"
-        until(lambda: moved in output.read_text(), "it goes on")
+        until(lambda: moved in output.read_text(), "it continues at the new path")
         with open_workspace(new) as workspace:
             queue = Queue(workspace)
             job = workspace.store.find("new" if name == "submit" else "followed")

@@ -19,7 +19,7 @@ from tests.support.mpi_hosts import MpiAttempt, needs_horovod, needs_mpi
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no machine can be made: {why_not()}")
 
 DEBIANS = "127.0.1.1"
-PORT = 29_577  # the machines have no other programs
+PORT = 29_577  # free: no other program runs on these machines
 LIMIT_S = 90.0  # ranks that do not connect may wait forever
 # The launcher's part of a plan for one node; the rest comes from the attempt's folder.
 TAKEN = ("address", "ranks", "master_port", "extras")

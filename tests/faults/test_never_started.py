@@ -22,19 +22,19 @@ def test_command_fails_once_if_the_image_shell_cannot_start(
 ) -> None:
     """Before, it counted as a lost host: tried three times, then held forever."""
     if harm == "missing":
-        asked, message = (
+        image, message = (
             tmp_path / "empty",
             "the image has no /bin/sh, which runs the job's command",
         )
-        asked.mkdir()
+        image.mkdir()
     else:
         message = "/bin/sh cannot be started: Exec format error"
         shell = layer([file("bin/sh", b"of another processor", mode=0o755)])
-        asked = oci_folder(tmp_path / "oci", [shell], tag="1")
+        image = oci_folder(tmp_path / "oci", [shell], tag="1")
     source = tmp_path / "source"
     source.mkdir()
     job = jobs.submit_folder(
-        source, script=None, command="ls /", container=Container(image=str(asked))
+        source, script=None, command="ls /", container=Container(image=str(image))
     )
     failed = jobs.wait(job, JobState.FAILED)
     assert failed.failure is not None

@@ -52,10 +52,10 @@ def on_a_node(
 ) -> Realised:
     """Submit a job with a file of packages, and build its environment without an index."""
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
-    asked = Packages.model_validate(resolved(str(file)))
+    packages = Packages.model_validate(resolved(str(file)))
     builder = Builder(folder / name)
     with open_workspace(folder / "w", create=True) as workspace:
-        spec = JobSpec(command="true", environment=asked)
+        spec = JobSpec(command="true", environment=packages)
         stored = submit(workspace, spec, experiment="e", wake=False).job.spec.environment
         assert isinstance(stored, Packages)
         for digest in stored.sources.values():
@@ -102,10 +102,10 @@ def test_conda_packages_travel_with_a_job_without_contacting_a_channel(
     channel = Channel(tmp_path / "original")
     channel.add_library("tiny-conda", value="of conda")
     channel.index()
-    asked = Packages(
+    packages = Packages(
         conda=("tiny-conda",), channels=(channel.url,), pip=(*index[:2], "tiny-tool", index[-1])
     )
-    made = vendor(asked, tmp_path / "offline")
+    made = vendor(packages, tmp_path / "offline")
     assert made.file == tmp_path / "offline/environment.yml"
     assert made.conda == (f"python={VERSION}=0", "tiny-conda=1.0=0")
     assert [name.split("-")[0] for name in made.wheels] == ["its_need", "own_package", "tiny_tool"]
@@ -172,7 +172,7 @@ def test_an_image_travels_with_a_job_in_every_form(
     assert (found[0].root / "etc/os-release").read_text() == "of a test\n"
 
 
-def ready(folder: Path, workspace: OpenWorkspace, asked: Container) -> ReadyImage:
+def ready(folder: Path, workspace: OpenWorkspace, container: Container) -> ReadyImage:
     """Prepare the image of a job as a restarted node does."""
     node = NodeContainers(
         folder / "images",
@@ -183,9 +183,12 @@ def ready(folder: Path, workspace: OpenWorkspace, asked: Container) -> ReadyImag
     root = Path(tempfile.mkdtemp(prefix="attempt-", dir=folder.parent))
     (root / "tmp").mkdir()
     request = data_request(root)
-    container = ContainerRequest.from_json(asked.model_dump())
-    plan = replace(request.plan, kind="command")
-    found = asyncio.run(node.bring(replace(request, plan=plan, container=container)))
+    request = replace(
+        request,
+        plan=replace(request.plan, kind="command"),
+        container=ContainerRequest.from_json(container.model_dump()),
+    )
+    found = asyncio.run(node.bring(request))
     assert found is not None
     return found
 

@@ -110,7 +110,7 @@ class Place:
     def notify(self, is_enough: Callable[[], bool], turns: int = 5000) -> None:
         """Let one run of the target notify until a condition holds."""
 
-        async def life() -> None:
+        async def target_run() -> None:
             found = Notifications("local", lambda: [self._served], self.clock, lambda: self.secrets)
             for _ in range(turns):
                 await found.turn()
@@ -118,10 +118,10 @@ class Place:
                 if is_enough():
                     break
             else:
-                pytest.fail("that was never enough")
+                pytest.fail("the condition never held")
             found._threads.shutdown(wait=True)
 
-        asyncio.run(life())
+        asyncio.run(target_run())
 
     def events(self, job: Job) -> list[tuple[str, str]]:
         return [(one.kind, one.message) for one in self.store.events(job.id)]
@@ -214,7 +214,7 @@ def test_hanging_receiver_delays_no_other(place: Place, receiver: Receiver) -> N
             place.ended(hung)
         job = place.ended(receiver.address)
 
-        async def life() -> None:
+        async def target_run() -> None:
             served = Served("/w", "w", place.store)
             found = Notifications("local", lambda: [served], place.clock, dict)
             turns_left = 20  # after both were contacted: time for a second connection
@@ -227,7 +227,7 @@ def test_hanging_receiver_delays_no_other(place: Place, receiver: Receiver) -> N
                         break
             found._threads.shutdown(wait=False, cancel_futures=True)
 
-        asyncio.run(life())
+        asyncio.run(target_run())
         silent.setblocking(False)
         held = []
         while True:
@@ -317,7 +317,7 @@ def test_notifications_for_a_removed_receiver_are_dropped(place: Place, receiver
     )
     found: set[str] = set()
 
-    async def life() -> None:
+    async def target_run() -> None:
         served = Served("/w", "w", place.store)
         one = Notifications("local", lambda: [served], place.clock, dict)
         for _ in range(5000):
@@ -334,7 +334,7 @@ def test_notifications_for_a_removed_receiver_are_dropped(place: Place, receiver
                 receiver.status = 200
         one._threads.shutdown(wait=True)
 
-    asyncio.run(life())
+    asyncio.run(target_run())
     assert found == {by_itself.id}, "the job itself names the receiver"
     assert {body["id"] for _, _, body in receiver.got} == {by_itself.id}
     assert place.due == [] and engine.SENT not in {kind for kind, _ in place.events(of_user)}

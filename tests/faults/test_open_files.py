@@ -1,4 +1,4 @@
-"""No more files can be opened: this causes a pause, spends no attempt, and nothing else."""
+"""No more files can be opened: jobs wait, and lose neither an attempt nor their state."""
 
 from __future__ import annotations
 

@@ -88,12 +88,12 @@ def test_successful_job_fails_as_storage_only_on_a_permanent_refusal(
     monkeypatch.setattr(record, "STORE_PAUSE_S", 0.001)
 
     async def scene(here: World) -> None:
-        asked = 0
+        collections = 0
 
         async def collect(_: AttemptOnNode) -> Collected:
-            nonlocal asked
-            asked += 1
-            problems = ("output y: photos answers 503.",) if asked <= refusals else ()
+            nonlocal collections
+            collections += 1
+            problems = ("output y: photos answers 503.",) if collections <= refusals else ()
             return Collected(tails={0: b""}, problems=problems)
 
         here.agent.collect = collect  # type: ignore[assignment,method-assign]
@@ -125,18 +125,18 @@ def test_job_waits_for_unresponsive_storage(
     problem = "output y: http://photos refused."
 
     async def scene(here: World) -> None:
-        asked, is_down = 0, True
+        collections, is_down = 0, True
 
         async def collect(_: AttemptOnNode) -> Collected:
-            nonlocal asked
-            asked += 1
+            nonlocal collections
+            collections += 1
             down = problem if is_down else None
             return Collected(tails={0: b""}, problems=(problem,) if is_down else (), outage=down)
 
         here.agent.collect = collect  # type: ignore[assignment,method-assign]
         here.agent.instant = 0
         job = here.submit(retries={"storage": 0})
-        await here.until(lambda: asked > 2 * ending.COLLECT_TRIES)
+        await here.until(lambda: collections > 2 * ending.COLLECT_TRIES)
         waiting = here.store.job(job.id)
         assert waiting.state is JobState.FINALIZING
         assert waiting.reason.startswith("waits for a storage: output y: http://photos refused; ")
@@ -195,8 +195,8 @@ def test_restarted_storage_only_delays_its_jobs(
     monkeypatch.setattr(retry, "OUTAGE_FIRST_PAUSE_S", 0.001)
 
     async def scene(here: World) -> None:
-        away = PrepareError("photos refused", failure_class="data", is_outage=True)
-        here.agent.prepare_error = away
+        outage = PrepareError("photos refused", failure_class="data", is_outage=True)
+        here.agent.prepare_error = outage
         here.agent.instant = 0
         job = here.submit()
         await here.until(lambda: here.store.job(job.id).attempt > 2)

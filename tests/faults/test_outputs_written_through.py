@@ -1,6 +1,6 @@
 """Outputs that are stored during the run, during a storage outage, and after a failure.
 
-Red with the handlers off: the retry of `Outputs.sync`, the note that an output is late, the final
+Off switches: the retry of `Outputs.sync`, the note that an output is late, the final
 `Outputs.flush` of an attempt that failed, the check for an attempt that is no longer current,
 and the code that prevents a late sync from removing files.
 """
@@ -51,8 +51,8 @@ class Written:
         self.number += 1
         self.root = self.top / f"a{self.number}"
         self.root.mkdir()
-        asked = {"destination": "photos/models", "mode": "mount"}
-        request = data_request(self.root, outputs={"out": asked}, attempt=self.number)
+        output = {"destination": "photos/models", "mode": "mount"}
+        request = data_request(self.root, outputs={"out": output}, attempt=self.number)
         variables = self.node.bring(request, self.workspace, note=self.note)
         return Path(variables["AZUREML_DATAREFERENCE_out"])
 

@@ -66,7 +66,7 @@ def test_a_run_ends_when_init_fails_on_one_rank_alone(tmp_path: Path, count: int
             one.wait()
     ends = [(tmp_path / f"log-{rank}").read_text() for rank in range(2)]
     assert "the entry script does not start: RuntimeError: no GPU on this node" in ends[1]
-    assert ranks[1].returncode == 0, "rank 0's end is the job's"
+    assert ranks[1].returncode == 0, "rank 0 decides how the job ends"
     assert "no GPU on this node" in ends[0]
     made = tmp_path / "made" / "parallel_run_step.txt"
     if ranks[0].returncode == 0:  # the other was so late that all mini-batches were done

@@ -39,7 +39,7 @@ pathlib.Path(out, "n").write_text(str(1 + max(values, default=0)))
 
 @dataclass(frozen=True)
 class Chain:
-    """A submitted pipeline whose steps read the previous one, and wait for their turn.
+    """A submitted pipeline in which each step reads the previous one, and waits for its turn.
 
     Attributes:
         run: The pipeline run.
@@ -54,7 +54,7 @@ class Chain:
     ledger: Path
 
     def check(self, jobs: Jobs) -> None:
-        """Wait for the end; no step was repeated and none lost."""
+        """Wait for the end; check that no step was repeated and none was lost."""
         done = jobs.wait(self.run, JobState.COMPLETED)
         assert done.reason == f"{len(self.steps)} Completed"
         assert Counter(self.ledger.read_text().split()) == dict.fromkeys(self.steps, 1)
@@ -99,6 +99,6 @@ def test_actor_killed_between_steps_repeats_and_loses_no_step(
         old = actor_pid(local_target)
         os.kill(old, signal.SIGSTOP)
         (chain.turns / name).write_text("")
-        until((root / "exit.json").exists, "the step ends while nothing follows it")
+        until((root / "exit.json").exists, "the step ends while no actor follows it")
         kill(old)
     chain.check(jobs)

@@ -38,7 +38,7 @@ OUT, IN = "$AZUREML_DATAREFERENCE_made", "$AZUREML_DATAREFERENCE_read"
 
 
 class Chain:
-    """first → pause → use → last. The storage has the data of all but `pause`, which has none."""
+    """The steps first → pause → use → last; all but `pause` have their data in the storage."""
 
     def __init__(self, jobs: Jobs, server: S3Server, profile: str, folder: Path) -> None:
         self.jobs, self.server, self.turns = jobs, server, folder / "turns"
@@ -70,12 +70,12 @@ class Chain:
         self.steps, self.source = steps, folder / "source"
 
     def submit(self) -> None:
-        """Submit it."""
+        """Submit the pipeline."""
         spec = pipeline_of({"name": "chain", "steps": self.steps}, folder=self.source)
         self.run = submit_pipeline(self.jobs.workspace, spec).pipeline.job
 
     def step(self, name: str) -> Job:
-        """Return the job of a step of the run."""
+        """Return the job of a step."""
         (row,) = [one for one in self.jobs.store.steps(self.run.id) if one.name == name]
         return self.jobs.store.job(row.job)
 
@@ -93,7 +93,7 @@ class Chain:
         )
 
     def check(self, destination: Path) -> None:
-        """Wait for the end; no work was repeated or lost, and each step read the right data."""
+        """Wait for the end; check that no work was repeated or lost, and which data was read."""
         self.jobs.wait(self.run, JobState.COMPLETED)
         ledger = (self.turns / "ledger").read_text().split()
         assert Counter(ledger) == dict.fromkeys(self.steps, 1)

@@ -1,6 +1,6 @@
-"""Requests and ends during an outage of the target actor or Ray's control service are kept.
+"""No request or end is lost during an outage of the target actor or Ray's control service.
 
-What is killed in which state of a job is in `test_kill_matrix.py`.
+For each process killed in each state of a job, see `test_kill_matrix.py`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_actor_stops_when_another_claims_its_workspace(
     waiting = Waiting(jobs)
     old = actor_pid(local_target)
     jobs.store.claim_target("local", epoch="of another actor")
-    until(lambda: not psutil.pid_exists(old), "the one that was replaced leaves")
+    until(lambda: not psutil.pid_exists(old), "the replaced actor ends")
     after = jobs.submit("print('served again')")  # restarts the target, which claims it again
     waiting.end()
     assert jobs.wait(waiting.job, JobState.COMPLETED).attempt == 1
@@ -116,7 +116,7 @@ def test_job_end_during_an_actor_outage(jobs: Jobs, local_target: LocalTarget) -
     old = actor_pid(local_target)
     os.kill(old, signal.SIGSTOP)
     waiting.end()
-    until((root / "exit.json").exists, "the host writes its record alone")
+    until((root / "exit.json").exists, "the host writes its record without the actor")
     kill(old)
     done = jobs.wait(waiting.job, JobState.COMPLETED)
     assert done.attempt == 1
@@ -127,7 +127,7 @@ def test_deadline_during_an_actor_outage(jobs: Jobs, local_target: LocalTarget) 
     root = jobs.root(waiting.job)
     old = actor_pid(local_target)
     os.kill(old, signal.SIGSTOP)
-    until((root / "exit.json").exists, "the host keeps the deadline alone")
+    until((root / "exit.json").exists, "the host enforces the deadline without the actor")
     kill(old)
     done = jobs.wait(waiting.job, JobState.FAILED)
     assert done.failure is not None
@@ -138,7 +138,7 @@ def test_deadline_during_an_actor_outage(jobs: Jobs, local_target: LocalTarget) 
 
 def has_ended(jobs: Jobs, job: Job, root: Path) -> bool:
     """Whether an attempt's host has recorded its end; a fast collection removes that file."""
-    # In this order: the record is in the store before the file goes.
+    # In this order: the end is in the store before the file is removed.
     if (root / "exit.json").exists():
         return True
     return bool(jobs.store.attempts(job.id)[-1].exits) or jobs.job(job).state.is_final
@@ -155,7 +155,7 @@ def test_unresponsive_control_service_fails_no_job(jobs: Jobs, local_target: Loc
         after = jobs.submit("print('after')", resources=Resources(cpus=3))
         wake(jobs.workspace)
         waiting.end()
-        until(lambda: has_ended(jobs, waiting.job, root), "it comes to its end without Ray")
+        until(lambda: has_ended(jobs, waiting.job, root), "it ends without Ray")
     finally:
         send_signal(gcs, signal.SIGCONT)
     for job in (waiting.job, after):
@@ -178,7 +178,7 @@ def warm_interpreters(local_target: LocalTarget) -> list[Identity]:
 
 
 def rank_pid(root: Path) -> int:
-    """Return the pid of rank 0 from what its host answers."""
+    """Return the pid of rank 0, as its host reports it."""
     connection = hostclient.HostConnection.of(str(root))
     assert connection is not None
     status = asyncio.run(connection.status(timeout_s=DEADLINE_S))

@@ -73,7 +73,7 @@ def test_job_ended_by_its_time_limit_is_resumed_manually(jobs: Jobs, tmp_path: P
     again = submitting.resume(jobs.workspace, job.id, changes={"max_duration_s": 600.0}).job
     jobs.wait(again, JobState.COMPLETED)
     after = series(jobs.store.metrics(again.id))["loss"].steps
-    # From the step after its newest checkpoint: together the two have every step.
+    # It starts after the newest checkpoint: together the two jobs have every step.
     newest = max(step for step in before if step % 4 == 0)
     assert after == tuple(range(after[0], after[0] + 10))
     assert after[0] in (newest + 1, newest - 3), "the last save may have been cut short"
@@ -110,7 +110,7 @@ def test_job_continues_after_the_ray_head_was_killed(own_jobs: Jobs, tmp_path: P
     assert first.failure is not None
     assert str(first.failure.failure_class) == "node_lost"
     jobs.nothing_left(job)
-    # The survivor was dead before the next attempt began: no step of it is later.
+    # The surviving attempt was dead before the next one began: it has no later step.
     of_attempt = {
         number: [one for one in history(history_file) if one[1] == number] for number in (1, 2)
     }

@@ -59,7 +59,7 @@ def test_schedule_due_during_downtime_runs_once(
         assert "It fell due" in settled.note and "and runs once" in settled.note
         again = until(lambda: timekeeper.running(home()), "the timekeeper runs")
         assert again is not None and again.pid != keeper.pid
-        timekeeper.register(jobs.workspace.path, home=home())  # a second one only wakes the first
+        timekeeper.register(jobs.workspace.path, home=home())  # only wakes the first one
         os.kill(again.pid, signal.SIGUSR1)
         jobs.store.drop_schedule(made.id)
         timekeeper.register(jobs.workspace.path, home=home())

@@ -115,11 +115,11 @@ def test_workspace_on_an_unmounted_disk_keeps_its_schedules(
     assert "gone_since" in file.read_text()
     away.rename(path)
     assert looked(home) is not None
-    assert "gone_since" not in file.read_text(), "the next absence counts from its own beginning"
+    assert "gone_since" not in file.read_text(), "the next absence is counted from its own start"
     path.rename(away)
     assert looked(home) is not None
     monkeypatch.setattr(timekeeper, "GONE_S", 0.0)
-    assert looked(home) is None, "what is gone for good is forgotten"
+    assert looked(home) is None, "a workspace that is gone permanently is forgotten"
     assert timekeeper.registered(home) == {}
     away.rename(path)
 

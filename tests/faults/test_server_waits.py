@@ -51,7 +51,7 @@ def wait_until(fact: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture
 def store_away(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set: the server does not reach its store."""
+    """While this event is set, the server cannot reach its store."""
     is_away = threading.Event()
     find = users.find
 
@@ -210,7 +210,9 @@ def test_a_followed_log_ends_with_its_token(
 
 
 @contextmanager
-def asked_at_once(served: Served, number: int, verb: str, path: str, **more: Any) -> Iterator[None]:
+def requests_at_once(
+    served: Served, number: int, verb: str, path: str, **more: Any
+) -> Iterator[None]:
     """Send requests that get responses only after the block."""
     clients = [served.connection() for _ in range(number)]
     threads = [
@@ -240,7 +242,7 @@ def test_hanging_storage_leaves_threads_for_other_requests(
     monkeypatch.setattr(type(served.workspace.blobs), "read", hangs)
     other = Connection(served.connection("eve")._login, answer_s=10.0)
     headers = {"Range": "bytes=0-9"}
-    with asked_at_once(served, 45, "GET", f"/v1/blobs/{key}", headers=headers), closing(other):
+    with requests_at_once(served, 45, "GET", f"/v1/blobs/{key}", headers=headers), closing(other):
         for _ in range(20):
             assert hanging.acquire(timeout=LONGEST_S)
         assert other.json("GET", "/v1/job-counts") is not None
@@ -264,7 +266,7 @@ def test_large_body_does_not_block_other_requests(
 
     monkeypatch.setattr(app, "object_in", slow)
     body = b'{"jobs": [' + b'"x",' * 5000 + b'"x"]}'
-    with asked_at_once(served, 1, "POST", "/v1/jobs:states", data=body):
+    with requests_at_once(served, 1, "POST", "/v1/jobs:states", data=body):
         assert is_there.wait(LONGEST_S)
         other = Connection(served.connection("eve")._login, answer_s=5.0)
         with closing(other):

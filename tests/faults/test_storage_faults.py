@@ -113,7 +113,7 @@ def test_an_answer_that_always_breaks_off_gives_no_file(
     # Every connection ends after this many bytes, so that no retry gets far.
     proxy.mode, proxy.cut_after = "cut", after
     fresh = twice(backend)
-    if after == 299_999:  # two answers together hold all of it
+    if after == 299_999:  # two responses together contain the whole file
         assert cache.ensure(entry, fresh).path.read_bytes() == CONTENT
         return
     with pytest.raises(DatastoreUnavailable):

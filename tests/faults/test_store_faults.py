@@ -194,8 +194,8 @@ def test_no_acknowledged_submit_of_a_killed_client_is_lost(tmp_path: Path) -> No
     store = SqlStore(path)
     jobs = {job.id: job for job in store.jobs()}
     assert set(acknowledged.values()) <= set(jobs)
-    # At most the one that was under way in each round is there without its acknowledgement,
-    # and a repetition returns that one.
+    # In each round, at most the submit in progress was stored without an acknowledgement, and
+    # repeating it returns that job.
     assert len(jobs) - len(acknowledged) <= 30
     for key, job in acknowledged.items():
         again, is_new = store.submit(
@@ -219,15 +219,15 @@ def test_an_upgrade_killed_anywhere_is_completed_by_the_next_open(tmp_path: Path
     kills = run_script("killed_opening", tmp_path, NEWEST_STORE, NEXT, steps)
     assert kills >= 8  # pragmas, begin, the step itself, alembic's mark, the version, commit
     jobs = "SELECT id, state FROM jobs ORDER BY serial"
-    wanted = _read(NEWEST_STORE, jobs)
+    expected = _read(NEWEST_STORE, jobs)
     for number in range(kills + 1):
         path = tmp_path / f"{number}.db"
         columns = {row[1] for row in _read(path, "PRAGMA table_info(jobs)")}
-        # Either all of it happened, or nothing.
+        # Either the whole upgrade happened, or nothing.
         assert (_read(path, "PRAGMA user_version") == [(NEXT,)]) == ("length" in columns), number
         assert is_whole(path)
         upgrade(path, to=NEXT, versions=steps)
-        assert _read(path, jobs) == wanted
+        assert _read(path, jobs) == expected
         assert _read(path, "PRAGMA user_version") == [(NEXT,)]
 
 

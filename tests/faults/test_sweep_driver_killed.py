@@ -1,6 +1,6 @@
 """The driver of a sweep is killed twice at random points: no trial is repeated, none is lost.
 
-Each run draws other points; a failure prints its seed, and ``RAYJOBS_TEST_SEED`` sets it.
+Each run kills at different points; a failure prints its seed, and ``RAYJOBS_TEST_SEED`` sets it.
 """
 
 from __future__ import annotations

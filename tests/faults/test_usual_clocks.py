@@ -1,4 +1,4 @@
-"""A lost node and a frozen one under 64 ranks, with the default timeouts of Ray and rayjobs."""
+"""A lost and a frozen node of a 64-rank job, with the default timeouts of Ray and rayjobs."""
 
 from __future__ import annotations
 

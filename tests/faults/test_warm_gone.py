@@ -24,7 +24,7 @@ from tests.support.attempts import data_request
 
 pytestmark = pytest.mark.timeout(600)
 
-# It forks as well: what a rank's own children inherit also counts.
+# It forks, so that the files that a rank's own children inherit are checked as well.
 WAITS = """
 import os, sys, time
 child = os.fork()
@@ -164,7 +164,7 @@ def test_name_held_by_another_user_is_reported_without_waiting(
             return [await warm.ready(plan), await warm.ready(plan)]
 
         answers = asyncio.run(twice())
-    assert len(starts) == 1, "the second job paid for another start"
+    assert len(starts) == 1, "the second job waited for another start"
     for found, reason in answers:
         assert found is None and f"{socket}.lock" in reason and "no process answers" in reason, (
             reason

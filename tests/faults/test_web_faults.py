@@ -1,7 +1,7 @@
 """A web server that hangs, drops connections, returns errors or changes its files.
 
-Red with the handlers off: the length check in `WebBackend._get`, the digest check in
-`WebBackend.fetch`, the attempts in `WebBackend._bring`.
+Off switches: the length check in `WebBackend._get`, the digest check in `WebBackend.fetch`, the
+retries in `WebBackend._bring`.
 """
 
 from __future__ import annotations

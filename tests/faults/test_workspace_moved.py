@@ -232,7 +232,7 @@ def test_a_copy_is_distinguished_from_a_moved_workspace(tmp_path: Path) -> None:
 
 
 def kept_data(root: Path, text: str) -> str:
-    """Store a file, a version of a dataset and a dataset of a job; return the source of that."""
+    """Store a file, a dataset version and a job's dataset; return the source of the last one."""
     with open_workspace(root) as workspace:
         default = Datastore.get_default(workspace)
         (root / "datastores" / "workspaceblobstore" / "dat").mkdir(parents=True)
@@ -273,7 +273,7 @@ def test_dataset_versions_move_with_the_workspace_and_back(tmp_path: Path) -> No
 
 
 def test_the_folders_of_datastores_are_recorded_where_they_are(tmp_path: Path) -> None:
-    """So they are right even if no record of the old path is left."""
+    """They are correct even if no record of the old path is left."""
     original, moved = tmp_path / OLD, tmp_path / NEW
     kept_data(original, "mine")
     renamed(original, moved)

@@ -1,7 +1,7 @@
 """Crashed, diverged or torn results never become a model, however good their numbers look.
 
-Red with the handlers off: `refuse_without` and the state's check in `put_model`,
-`primary_metric`'s checks, `_is_sound` and `_check_bytes`.
+Off switches: `refuse_without` and the check of the state in `put_model`, the checks of
+`primary_metric`, `_is_sound` and `_check_bytes`.
 """
 
 from __future__ import annotations

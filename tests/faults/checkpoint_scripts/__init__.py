@@ -1,1 +1,1 @@
-"""Programs that the store's fault tests run as separate processes and kill."""
+"""Programs that the checkpoint fault tests run as separate processes and kill."""

@@ -1,8 +1,8 @@
-"""Save a checkpoint repeatedly, killed one step later each time; print what remains.
+"""Save a checkpoint repeatedly, killed one disk operation later each time; print what remains.
 
-``killed_saving.py FOLDER STEP``: FOLDER/<k> gets a whole checkpoint of step 1, then one of STEP
-whose k-th step (write, fsync, rename, folder) is the last that its process does: of a write, the
-first half. Prints one JSON line per k: ``{"k", "died", "found": step or null, "data"}``.
+``killed_saving.py FOLDER STEP``: FOLDER/<k> gets a whole checkpoint of step 1; then a process saves
+one of STEP and dies in its k-th operation (write, fsync, rename, mkdir ...), a write half done.
+Prints one JSON line per k: ``{"k", "died", "found": step or null, "data"}``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ last = 0
 
 
 def passed(half: Any = None) -> None:
-    """Count a step; die in the last one, with half of it done."""
+    """Count an operation; in the last one, do half of it and die."""
     global count
     count += 1
     if count == last:
@@ -44,7 +44,7 @@ class CountedFile(io.FileIO):
 
 
 def watch() -> None:
-    """Count every step of what this process does to the disk from here on."""
+    """Count every disk operation of this process from now on."""
     plain_open = builtins.open
 
     def counted_open(path: Any, mode: str = "r", *more: Any, **options: Any) -> Any:

@@ -23,7 +23,7 @@ from rayjobs.injob import checkpoint
 from rayjobs.injob.run import LoggingRun
 
 STAGE = os.environ.get("STAGE", "") if os.environ["RAYJOBS_ATTEMPT"] == "1" else ""
-EPOCH = 2  # in which it happens, from 1
+EPOCH = 2  # the disturbed epoch, counted from 1
 
 
 def small(_network: str, classes: int, _weights: object = None) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Fill the disk (a small tmpfs) at FOLDER below a workspace; prints what happened as JSON."""
+"""Fill the disk (a small tmpfs) at FOLDER below a workspace; print what happened as JSON."""
 
 from __future__ import annotations
 

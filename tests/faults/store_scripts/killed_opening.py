@@ -1,6 +1,7 @@
 """Kill the opening of a store before each writing statement: FOLDER; prints how many.
 
-FOLDER OLD_STORE VERSION STEPS kills the upgrade of a store with the steps of a folder instead.
+With FOLDER OLD_STORE VERSION STEPS, kill the upgrade of OLD_STORE to VERSION by the migrations
+in the folder STEPS instead.
 
 Leaves FOLDER/<k>.db, killed before statement k + 1; the last one was not killed.
 """
@@ -22,7 +23,7 @@ real_connect = sqlite3.connect
 
 
 def open_until(path: Path, last: int) -> None:
-    """Open the store in this process, and die before the statement number `last`."""
+    """Open the store in this process, and die before the writing statement number `last`."""
     seen = 0
 
     def watch(statement: str) -> None:
