@@ -1,1 +1,1 @@
-"""One checker for what must always hold, whatever was killed: invariants I1 to I11."""
+"""One checker for the invariants I1 to I11, which must always hold, whatever was killed."""

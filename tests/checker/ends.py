@@ -1,4 +1,4 @@
-"""Whether jobs end as they should: by what their scripts exit with, and no budget unspent."""
+"""Whether jobs end as the exit codes of their scripts and their retry budgets require."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
 from tests.checker.evidence import Evidence
 
-# Attempts that ended for no failure of theirs spend no budget.
+# Attempts that ended in these ways did not fail, and spend no budget.
 FREE_ENDS = ("put_back", "not_placed", "preempted")
-# The training is done, only its files are not in the store: that is not done again.
+# The script has succeeded, and only its files are not stored: the attempt is not repeated.
 NOT_RETRIED = "not_stored"
-# So often at least a storage that does not answer is waited for, unless the budget is 0.
+# The least number of retries for a storage that does not answer, unless the budget is 0.
 OUTAGE_RETRIES = 8
 # An attempt that ran this long has renewed the budgets of external failures.
 RENEWED_AFTER_S = 3600.0
 RENEWED = (FailureClass.NODE_LOST, FailureClass.PREEMPTED, FailureClass.SYSTEM)
-# A job that lost its host or node so often is given up, renewed or not.
+# A job that lost its host or node this often fails, even if its budget was renewed.
 LOSSES = ("host_error", "node_lost", "lease_lost")
 MOST_LOSSES = 20
 
 
 def promised(evidence: Evidence) -> Iterator[str]:
-    """Judge ends by the exit codes that the scripts are known to have when they are let be."""
+    """Compare ends with the exit codes that the scripts have when undisturbed."""
     for job in evidence.jobs:
         code = evidence.codes.get(job.id)
         if code is None:
@@ -39,16 +39,16 @@ def promised(evidence: Evidence) -> Iterator[str]:
         killed = evidence.kills.get(job.id, 0)
         if code == 0 and failed > killed:
             yield (
-                f"{job.id} failed {failed} times as user; its script exits with 0, and a rank of "
-                f"it was killed {killed} times"
+                f"{job.id} failed {failed} times as user; its script exits with 0, and its ranks "
+                f"were killed {killed} times"
             )
 
 
 def too_often(evidence: Evidence) -> Iterator[str]:
-    """Name the classes that failed more often than their budgets let them."""
+    """Name the failure classes that exceeded their budgets."""
     for job in evidence.jobs:
         attempts = evidence.attempts.get(job.id, [])
-        # Held as poison, whatever its budget: each release is one more try.
+        # A poison job is held, whatever its budget: each release adds one attempt.
         released = sum(event.kind == "release" for event in evidence.events.get(job.id, []))
         worst: dict[str, int] = {}
         for index, one in enumerate(attempts):
@@ -58,7 +58,7 @@ def too_often(evidence: Evidence) -> Iterator[str]:
             if one.failure.is_outage:
                 count, most = _outages(counted), _outage_budget(job, name)
                 if count > most + 1:
-                    yield f"{job.id} met {count} outages in a row; it waits for {most}"
+                    yield f"{job.id} met {count} outages in a row; its limit is {most} retries"
                 continue
             count = sum(_spends(each, name) and each.outcome not in FREE_ENDS for each in counted)
             worst[name] = max(count, worst.get(name, 0))
@@ -69,14 +69,14 @@ def too_often(evidence: Evidence) -> Iterator[str]:
 
 
 def too_soon(evidence: Evidence) -> Iterator[str]:
-    """Name the jobs that were given up although their failure's budget was not spent."""
+    """Name the jobs that failed although the budget of their failure was not spent."""
     for job in evidence.jobs:
         if job.state is not JobState.FAILED or job.kind != "job":
             continue
         attempts = evidence.attempts.get(job.id, [])
         failure = attempts[-1].failure if attempts else None
         if failure is None:
-            yield f"{job.id} is Failed, and no failure of its last attempt says why"
+            yield f"{job.id} is Failed, and its last attempt has no failure"
             continue
         if attempts[-1].outcome == NOT_RETRIED:
             continue
@@ -90,11 +90,11 @@ def too_soon(evidence: Evidence) -> Iterator[str]:
             continue
         if used < budget:
             what = "an outage" if failure.is_outage else name
-            yield f"{job.id} is Failed by {what} after {used} of {budget} retries"
+            yield f"{job.id} is Failed with {what} after {used} of {budget} retries"
 
 
 def _counted(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
-    """Return the attempts, up to the last, whose failures count together with that of the last."""
+    """Return the attempts since the budget of the last one's failure was renewed."""
     failure = attempts[-1].failure
     assert failure is not None
     if not (failure.is_outage or failure.failure_class in RENEWED):
@@ -124,6 +124,6 @@ def _outage_budget(job: Job, name: str) -> int:
 
 
 def _outages(attempts: Sequence[Attempt]) -> int:
-    """Return how many of the newest attempts, one after the other, met an outage."""
+    """Return how many of the newest attempts met an outage in a row."""
     failures = [one.failure for one in reversed(attempts) if one.outcome != "preempted"]
     return sum(1 for _ in takewhile(lambda one: one is not None and one.is_outage, failures))

@@ -1,4 +1,4 @@
-"""What the invariants are judged by: the store, what ranks wrote, and what is on the machine."""
+"""The evidence for the invariants: the store, the records of ranks, and the machine."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _HOST_EXITS_S = 10.0
 
 @dataclass(frozen=True)
 class Ran:
-    """One execution as its rank wrote it down itself: the truth about what ran when.
+    """One execution, as its rank recorded it: the truth about what ran when.
 
     Attributes:
         start, end: Epoch seconds of its first and last sign of life.
-        cpus: Its allocation while it ran.
+        cpus: The CPUs of its allocation.
         gpus: Names of the GPUs that it saw.
-        frozen_s: For how much of the time nothing at all ran on its machine.
-        found: The step of the checkpoint that its script went on from.
-        first, step: The first step that its script did, and the one it was to do next when it was
-            last heard of; None: it has told of none.
+        frozen_s: How long its machine was frozen meanwhile.
+        found: The step of the checkpoint from which its script resumed.
+        first, step: The first step of its script, and the next one at its last sign of life;
+            None: it recorded no step.
     """
 
     job: str
@@ -65,18 +65,18 @@ class Evidence:
         keys: Idempotency key → ids of the store's jobs that have it.
         ran: The records of the ranks.
         alive: Marker → processes that carry it now.
-        left: Marker → what else is left of its attempt: mounts, folders.
+        left: Marker → the mounts and folders that are left of its attempt.
         written: (job, rank) → the bytes that the rank of the last attempt wrote.
         logs: (job, rank) → the stored log.
-        checkpoints: Job → its whole checkpoints, of jobs that were tried again.
-        waited_with: (job, attempt) → the newest whole step that was seen while the job waited
-            after that attempt. What later attempts save may stand in its place in the end.
-        curves: Job → the steps of its metric's series, which has one point a step from 0 on.
+        checkpoints: Job → its whole checkpoints; only jobs that were retried.
+        waited_with: (job, attempt) → the newest whole step while the job waited after that
+            attempt. Later attempts may have replaced it by the end.
+        curves: Job → the steps of its metric, which should have one point per step from 0.
         codes: Job → exit code of its script when undisturbed.
-        kills: Job → how often a rank of it was killed from outside.
-        digests: Blob key → the digest of its bytes as they are; only those of models.
-        canaries: Secrets that must be nowhere.
-        artefacts: Name → bytes that are searched for them.
+        kills: Job → how often one of its ranks was killed from outside.
+        digests: Blob key → the actual digest of its bytes; only files of models.
+        canaries: Secrets that must not appear in any artefact.
+        artefacts: Name → bytes that are searched for the canaries.
         total_cpus, total_gpus: Resources of the target; None: unknown, not checked.
     """
 
@@ -105,7 +105,7 @@ class Evidence:
 
 
 def collect(workspace: OpenWorkspace, *, target: str = "local", logs: bool = True) -> Evidence:
-    """Read what a workspace and this machine tell. What ranks wrote is the caller's to add."""
+    """Return the evidence in a workspace and on this machine; the caller adds the rest."""
     store, blobs = workspace.store, workspace.blobs
     jobs = store.jobs()
     found = Evidence(
@@ -121,10 +121,10 @@ def collect(workspace: OpenWorkspace, *, target: str = "local", logs: bool = Tru
     found.left = {host.marker: _left(Path(host.root)) for host in hosts}
     digests: dict[str, str] = {}
     found.digests = digests
-    tried_again = [job for job, attempts in found.attempts.items() if len(attempts) > 1]
+    retried = [job for job, attempts in found.attempts.items() if len(attempts) > 1]
     found.checkpoints = {
         job: [Whole(one.step, one.attempt) for one in checkpoints.whole(store, blobs, job)]
-        for job in tried_again
+        for job in retried
     }
     for one in {file.blob for model in found.models for file in model.files}:
         with blobs.open(one) as stream:
@@ -146,7 +146,7 @@ def _rank_of(name: str) -> int:
 
 
 def _keys(database: Path) -> dict[str, list[str]]:
-    """Read idempotency keys past our own code, which would show one job a key in any case."""
+    """Read idempotency keys without the store's code, which could hide a duplicate."""
     found: dict[str, list[str]] = {}
     connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
     try:
@@ -161,9 +161,9 @@ def _keys(database: Path) -> dict[str, list[str]]:
 
 
 def _living_without_leaving_hosts(hosts: list[HostRecord]) -> dict[str, list[int]]:
-    """Return what lives, once each host that is alone has had time to exit.
+    """Return the living processes by marker, after exiting hosts have had time to end.
 
-    A host answers before it exits, so it carries the marker for an instant after its job has ended.
+    A host reports the end before it exits, so it carries the marker for a moment longer.
     """
     deadline_s = time.monotonic() + _HOST_EXITS_S
     while True:
@@ -177,15 +177,15 @@ def _living_without_leaving_hosts(hosts: list[HostRecord]) -> dict[str, list[int
 def living(markers: set[str]) -> dict[str, list[int]]:
     """Return the processes that carry one of the markers in their environment."""
     found: dict[str, list[int]] = {}
-    wanted = [(marker, marker.encode()) for marker in markers]
-    for entry in os.scandir("/proc") if wanted else ():
+    encoded = [(marker, marker.encode()) for marker in markers]
+    for entry in os.scandir("/proc") if encoded else ():
         if not entry.name.isdigit():
             continue
         try:
             block = Path(entry.path, "environ").read_bytes()
         except OSError:
             continue  # it has just ended, or is not ours
-        for marker, text in wanted:
+        for marker, text in encoded:
             stat = stat_of(int(entry.name)) if text in block else None
             if stat is not None and not stat.is_dead:
                 found.setdefault(marker, []).append(stat.pid)
@@ -201,9 +201,8 @@ def _left(root: Path) -> list[str]:
 def read_history(path: Path) -> list[Ran]:
     """Read executions from a file to which ranks appended JSON objects, each by one write.
 
-    A line has ``job attempt rank at``, and ``cpus gpus found step`` if it likes. The first and last
-    sign of life of each rank of each attempt are its start and end; a line that a kill cut is no
-    line.
+    A line has ``job attempt rank at``, and optionally ``cpus gpus found step``. The first and last
+    line of each rank of each attempt are its start and end; a line that a kill cut off is ignored.
     """
     spans: dict[tuple[str, int, int], Ran] = {}
     for line in path.read_text().splitlines() if path.exists() else []:

@@ -1,4 +1,4 @@
-"""Invariants I1 to I11: what must hold for a workspace, whatever was killed, as messages."""
+"""Invariants I1 to I11 of a workspace, which must hold whatever was killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayjobs.results.driver_log import marker as gap_marker
 from tests.checker import ends, progress
 from tests.checker.evidence import Evidence
 
-# Clocks of two processes, and a host that is slow to look at its own.
+# For differences between the clocks of two processes, and a host that checks its clock late.
 SLACK_S = 5.0
 EPSILON = 1e-6
 _GAP = re.compile(rb"\n\[rayjobs: (\d+) bytes were left out here[^\n]*\]\n")
@@ -22,21 +22,21 @@ _GAP = re.compile(rb"\n\[rayjobs: (\d+) bytes were left out here[^\n]*\]\n")
 
 @dataclass(frozen=True)
 class Violation:
-    """One thing that must never be."""
+    """One violation of an invariant."""
 
     invariant: str
     words: str
 
     def __str__(self) -> str:
-        """Return both."""
+        """Return the name of the invariant and the message."""
         return f"{self.invariant}: {self.words}"
 
 
 def check(evidence: Evidence, *, scratch: bool = False) -> list[Violation]:
-    """Return all violations; none is what every history must give.
+    """Return all violations; a correct history has none.
 
     Args:
-        scratch: Also folders and mounts of jobs that have ended must be gone.
+        scratch: Whether to require that folders and mounts of ended jobs are gone.
     """
     found = []
     for name, rule in RULES.items():
@@ -57,11 +57,11 @@ def _submits(evidence: Evidence) -> Iterator[str]:
             yield f"the key {key!r} was acknowledged as {job}; the store has {stored}"
     for key, jobs in evidence.keys.items():
         if len(jobs) > 1:
-            yield f"the key {key!r} stands for {len(jobs)} jobs: {', '.join(jobs)}"
+            yield f"the key {key!r} belongs to {len(jobs)} jobs: {', '.join(jobs)}"
 
 
 def _overlaps(evidence: Evidence) -> Iterator[str]:
-    """I2: no two attempts of a job are alive at once, by what their ranks wrote."""
+    """I2: no two attempts of a job are alive at once, by the records of their ranks."""
     by_job: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for one in evidence.ran:
         by_job.setdefault(one.job, {}).setdefault(one.attempt, []).append((one.start, one.end))
@@ -88,7 +88,7 @@ def _overlaps(evidence: Evidence) -> Iterator[str]:
 
 
 def _ends(evidence: Evidence) -> Iterator[str]:
-    """I3: one terminal state, never left, true to the exit record; each step is in the table."""
+    """I3: one final state, which matches the exit records; every transition is allowed."""
     for job in evidence.jobs:
         if job.state.is_final != (job.ended_at is not None):
             yield f"{job.id} is {job.state}, and its end is {job.ended_at}"
@@ -101,10 +101,10 @@ def _ends(evidence: Evidence) -> Iterator[str]:
             if job.kind == "job" and not may_move(old, new):
                 yield f"{job.id} went from {old} to {new}"
         if states and states[-1] is not job.state:
-            yield f"the history of {job.id} ends as {states[-1]}, its row says {job.state}"
-        was_asked = job.cancel_requested_at is not None or job.spec.depends_on
-        if job.state is JobState.CANCELED and job.kind == "job" and not was_asked:
-            yield f"{job.id} is Canceled, and nobody asked for that"
+            yield f"the history of {job.id} ends with {states[-1]}, and its row says {job.state}"
+        may_cancel = job.cancel_requested_at is not None or job.spec.depends_on
+        if job.state is JobState.CANCELED and job.kind == "job" and not may_cancel:
+            yield f"{job.id} is Canceled, and no cancel was requested"
         attempts = evidence.attempts.get(job.id, [])
         if not attempts or not job.state.is_final:
             continue
@@ -126,7 +126,7 @@ def _code(rank: RankExit) -> int | None:
 
 
 def _limits(evidence: Evidence) -> Iterator[str]:
-    """I4: a class of failures has as many attempts as its budget, and one; not more, nor fewer."""
+    """I4: a failure class gets as many retries as its budget, neither more nor fewer."""
     yield from ends.too_often(evidence)
     yield from ends.too_soon(evidence)
     for job in evidence.jobs:
@@ -136,7 +136,7 @@ def _limits(evidence: Evidence) -> Iterator[str]:
 
 
 def _leftovers(evidence: Evidence) -> Iterator[str]:
-    """I5: no process, and no place, of a job that has ended."""
+    """I5: an ended job has no process and no allocation."""
     final = {job.id: job for job in evidence.jobs if job.state.is_final}
     for job_id, attempts in evidence.attempts.items():
         for one in attempts:
@@ -146,9 +146,9 @@ def _leftovers(evidence: Evidence) -> Iterator[str]:
                 pids = evidence.alive.get(host.marker, [])
                 if pids:
                     yield f"processes {pids} of attempt {one.number} of {job_id} are alive"
-    for place in evidence.allocations:
-        if place.state == "held" and place.job in final:
-            yield f"the place {place.name} is held for {place.job}, which has ended"
+    for row in evidence.allocations:
+        if row.state == "held" and row.job in final:
+            yield f"the allocation {row.name} is held for {row.job}, which has ended"
 
 
 def _scratch(evidence: Evidence) -> Iterator[str]:
@@ -160,7 +160,7 @@ def _scratch(evidence: Evidence) -> Iterator[str]:
 
 
 def _capacity(evidence: Evidence) -> Iterator[str]:
-    """I6: what runs at once never needs more than there is; no GPU has two jobs."""
+    """I6: concurrent attempts never use more than the target has; no GPU has two jobs."""
     moments = sorted({one.start for one in evidence.ran})
     for at in moments:
         now = [one for one in evidence.ran if one.start <= at < one.end]
@@ -180,11 +180,11 @@ def _capacity(evidence: Evidence) -> Iterator[str]:
     for what, total in (("cpus", evidence.total_cpus), ("gpus", evidence.total_gpus)):
         held = sum(one.shape.get(what, 0.0) * one.shape.get("nodes", 1) for one in live)
         if total is not None and held > total + EPSILON:
-            yield f"places hold {held:g} {what} of {total:g}"
+            yield f"allocations hold {held:g} {what} of {total:g}"
 
 
 def _durations(evidence: Evidence) -> Iterator[str]:
-    """I7: no attempt runs longer than its limit and its grace."""
+    """I7: no attempt runs longer than its time limit and its grace period."""
     for job in evidence.jobs:
         limit = job.spec.max_duration_s
         if limit is None:
@@ -196,7 +196,7 @@ def _durations(evidence: Evidence) -> Iterator[str]:
                 if ran_s > most:
                     yield (
                         f"attempt {one.number} of {job.id} ran {ran_s:.1f} s; its "
-                        f"limit is {limit:g} s and its grace {job.spec.grace_s:g} s"
+                        f"limit is {limit:g} s and its grace period {job.spec.grace_s:g} s"
                     )
     by_job = {job.id: job for job in evidence.jobs}
     for ran in evidence.ran:
@@ -231,7 +231,7 @@ def _logs(evidence: Evidence) -> Iterator[str]:
 
 
 def is_log_of(stored: bytes, written: bytes) -> bool:
-    """Return whether a stored log is the bytes, or their ends with a gap that is counted right."""
+    """Return whether a stored log is the bytes, or their start and end with the right gap."""
     if stored == written:
         return True
     match = _GAP.search(stored)
@@ -255,7 +255,7 @@ def _resumes(evidence: Evidence) -> Iterator[str]:
 
 
 def _models(evidence: Evidence) -> Iterator[str]:
-    """I10: a model is of a run that completed, its value is finite, and its bytes are whole."""
+    """I10: a model is from a completed run, with a finite value and undamaged bytes."""
     by_id = {job.id: job for job in evidence.jobs}
     for model in evidence.models:
         name = f"model {model.name}:{model.version}"
@@ -273,7 +273,7 @@ def _models(evidence: Evidence) -> Iterator[str]:
 
 
 def _canaries(evidence: Evidence) -> Iterator[str]:
-    """I11: no secret is in anything that is kept."""
+    """I11: no stored file contains a secret."""
     for name, content in evidence.artefacts.items():
         for canary in evidence.canaries:
             if canary in content:

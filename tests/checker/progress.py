@@ -13,7 +13,7 @@ _STEP = re.compile(r"from its checkpoint of step (\d+)")
 
 
 def resumes(evidence: Evidence) -> Iterator[str]:
-    """Compare what attempts went on from with what was whole before them."""
+    """Compare the checkpoints that attempts resumed from with those that were whole before them."""
     for job_id, attempts in evidence.attempts.items():
         stored = evidence.checkpoints.get(job_id, [])
         known = [(one.attempt, one.step) for one in stored]
@@ -26,7 +26,7 @@ def resumes(evidence: Evidence) -> Iterator[str]:
                 match = _STEP.search(event.message)
                 resumed[event.attempt] = None if match is None else int(match[1])
         ran = [one for one in evidence.ran if one.job == job_id]
-        # A store that refuses the event does not stop the job: then the rank reports it itself.
+        # The job runs even if the store refuses the event: then only the rank has recorded it.
         found = {one.attempt: one.found for one in ran if one.found is not None}
         for number, step in resumed.items():
             if step is not None and step not in {whole for _, whole in known}:
@@ -39,19 +39,19 @@ def resumes(evidence: Evidence) -> Iterator[str]:
                 continue
             if number not in resumed and number not in found:
                 yield (
-                    f"attempt {number} of {job_id} began anew, and step {newest} was whole before "
-                    f"it"
+                    f"attempt {number} of {job_id} started over, although step {newest} was whole "
+                    f"before it"
                 )
             for step in {resumed.get(number), found.get(number)} - {None}:
                 if step is not None and step < newest:
                     yield (
-                        f"attempt {number} of {job_id} resumed from step {step}, and step "
-                        f"{newest} was whole"
+                        f"attempt {number} of {job_id} resumed from step {step}, although "
+                        f"step {newest} was whole"
                     )
 
 
 def curves(evidence: Evidence) -> Iterator[str]:
-    """Compare the series of jobs that completed with the steps that their ranks did."""
+    """Compare the metrics of completed jobs with the steps that their ranks recorded."""
     for job in evidence.jobs:
         steps = evidence.curves.get(job.id)
         if steps is None or job.state is not JobState.COMPLETED:
@@ -68,11 +68,11 @@ def curves(evidence: Evidence) -> Iterator[str]:
 
 
 def _wrong(steps: Sequence[int], count: int) -> str:
-    wanted, seen = set(range(count)), set(steps)
+    expected, seen = set(range(count)), set(steps)
     double = sorted({step for step in seen if steps.count(step) > 1})
     if double:
-        return f"has step {double[0]} twice, as {len(double)} steps in all"
-    if seen != wanted:
-        missing, more = sorted(wanted - seen), sorted(seen - wanted)
+        return f"has step {double[0]} twice, one of {len(double)} duplicate steps"
+    if seen != expected:
+        missing, more = sorted(expected - seen), sorted(seen - expected)
         return f"lacks steps {missing}" if missing else f"has steps {more}, which were not done"
     return "" if list(steps) == sorted(steps) else "goes back in its steps"

@@ -1,1 +1,1 @@
-"""Whole lives of jobs in virtual time: the real engine and store, with faults at every step."""
+"""Whole job lifecycles in virtual time: the real engine and store, with faults at every step."""

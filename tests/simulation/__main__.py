@@ -11,7 +11,7 @@ from tests.simulation.world import simulate
 
 
 def main(seed: int, jobs: int, *, apart: bool) -> int:
-    """Print what happened, and of each job that went wrong its history and its hosts."""
+    """Print the faults, and the history and hosts of each job that violates an invariant."""
     with TemporaryDirectory() as folder:
         world = simulate(seed, Path(folder), jobs=jobs, apart=apart)
         violations = world.violations()

@@ -1,4 +1,4 @@
-"""One simulated machine: whether it has power, runs, is reached, and what Ray has on it."""
+"""One simulated machine: its power, its clock, its network, and Ray's process on it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Box:
 
     Attributes:
         name: Its address.
-        clock_s: What its boot clock is ahead of the simulation's.
-        node: As what Ray knows it, or knew it last.
-        raylet: Counts Ray's processes on it; 0: none runs.
-        is_up: It has power.
-        frozen_s: Since when nothing on it runs; None: it runs.
-        is_cut: Nobody reaches it.
-        troubles: When something happened to it.
+        clock_s: How far its boot clock is ahead of the simulation's.
+        node: Its current, or last, node id in Ray.
+        raylet: The number of its current raylet, counted from 1; 0: none runs.
+        is_up: Whether it has power.
+        frozen_s: Since when it has been frozen; None: it is not.
+        is_cut: Whether it is disconnected from the network.
+        troubles: When faults happened to it.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Box:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def change(self) -> None:
-        """Wake the tasks that wait for a change of it."""
+        """Wake the tasks that wait for a change of this machine."""
         self.changed.set()
         self.changed = asyncio.Event()
 

@@ -41,7 +41,7 @@ MEMORY = 2.0**34
 
 
 class SimCluster:
-    """The machine as one target actor sees it: every call takes time, and may not come back."""
+    """The machine as one target actor sees it: every call takes time, and may never return."""
 
     def __init__(self, machine: Machine, step: Callable[[str], None]) -> None:
         """Access the machine; `step` receives each call, and raises when the caller is dead."""
@@ -49,7 +49,7 @@ class SimCluster:
         self.step = step
 
     async def call(self, what: str, *, longest_s: float = 0.02) -> None:
-        """Let a call take its time; the actor may be dead before, or after."""
+        """Let a call take its time; the actor may die before or after it."""
         self.step(what)
         await asyncio.sleep(self._machine.rng.random() * longest_s)
         self.step(what)
@@ -72,7 +72,7 @@ class SimCluster:
     async def create_group(
         self, name: str, shape: Shape, nodes: Sequence[str], *, timeout_s: float
     ) -> tuple[str, ...]:
-        """See `Cluster`; the group is made even when its caller has died meanwhile."""
+        """See `Cluster`; the group is created even if its caller dies meanwhile."""
         self.step("create_group")
         machine, life = self._machine, self._machine.life
 
@@ -186,7 +186,7 @@ class SimAgent:
     async def prepare(self, _: LaunchRequest) -> Prepared:
         await self._call("prepare", longest_s=0.5)
         if self._machine.rng.random() < 0.02:
-            raise PrepareError("the data is away", failure_class="data")
+            raise PrepareError("the data is unavailable", failure_class="data")
         return Prepared()
 
     async def launch(self, request: LaunchRequest) -> Launched:
@@ -198,7 +198,7 @@ class SimAgent:
 
         async def work() -> None:
             await machine.travel(self._node, "launch")
-            if not await machine.runs(self._node):  # asked, and then frozen or cut off
+            if not await machine.runs(self._node):  # frozen or cut off after the request
                 raise AgentLostError("the agent's process is gone")
             async with machine.fence_of(self._node).starting(plan.marker):
                 with machine.starting(self._node, plan) as lease:
@@ -216,8 +216,8 @@ class SimAgent:
         self._cluster.step("launch")
         return Launched(Identity(1, 1, "b"), watches_raylet=machine.lease_s is not None)
 
-    async def renew(self, asked: Renew) -> Renewed:
-        """A renewal may arrive although no task waits for its answer any longer."""
+    async def renew(self, request: Renew) -> Renewed:
+        """A renewal may take effect although no task waits for it any longer."""
         self._look()
         self._cluster.step("renew")
         machine = self._machine
@@ -226,7 +226,7 @@ class SimAgent:
             await machine.travel(self._node, "renew")
             if not await machine.runs(self._node):
                 raise AgentLostError("the agent's process is gone")
-            return machine.renew(self._node, asked.on.marker, asked.stamp)
+            return machine.renew(self._node, request.on.marker, request.stamp)
 
         renewing = asyncio.ensure_future(work())
         renewing.add_done_callback(_retrieve)
@@ -240,7 +240,7 @@ class SimAgent:
         await self._call("follow")
         host = self._machine.host_on(self._node, on.marker)
         while host is not None and host.is_alive:
-            # Looked at now and then: the agent may die meanwhile.
+            # Checked at intervals: the agent may die meanwhile.
             try:
                 async with asyncio.timeout(0.7):
                     await host.over.wait()
@@ -252,22 +252,22 @@ class SimAgent:
             return exit_record_of_lost_host(on, Proof(True, 0, (), "simulated"))
         return host.record
 
-    async def stop(self, asked: Stop) -> Nothing:
+    async def stop(self, request: Stop) -> Nothing:
         await self._call("stop")
-        host = self._machine.host_on(self._node, asked.on.marker)
+        host = self._machine.host_on(self._node, request.on.marker)
         if host is not None and host.is_alive:
-            after_s = self._machine.rng.random() * asked.grace_s
-            self._machine.stop(host, after_s=after_s, cause=asked.cause)
+            after_s = self._machine.rng.random() * request.grace_s
+            self._machine.stop(host, after_s=after_s, cause=request.cause)
         return Nothing()
 
     async def collect(self, _: AttemptOnNode) -> Collected:
         await self._call("collect", longest_s=0.2)
         return Collected(tails={0: b""})
 
-    async def settle(self, asked: Settle) -> Settled:
+    async def settle(self, request: Settle) -> Settled:
         """See `Ends.settle`, which this follows."""
         await self._call("settle")
-        marker, end = asked.on.marker, asked.end
+        marker, end = request.on.marker, request.end
         if end:
             await self._machine.fence_of(self._node).end(marker)
         host = self._machine.host_on(self._node, marker)
@@ -276,11 +276,11 @@ class SimAgent:
                 return Settled(Found.RUNNING)
             await asyncio.sleep(self._machine.rng.random() * 2.0)
             loop = asyncio.get_running_loop()
-            asked_s = loop.time()
-            while await self._machine.runs(self._node) and loop.time() > asked_s:
-                # It was frozen: its hosts look at their leases before they hear anybody.
+            checked_s = loop.time()
+            while await self._machine.runs(self._node) and loop.time() > checked_s:
+                # It was frozen: its hosts check their leases before they receive requests.
                 await asyncio.sleep(TICK_S)
-                asked_s = loop.time()
+                checked_s = loop.time()
             if await self._machine.runs(self._node):
                 self._machine.end(host, signal=15, cause=EndCause(EndReason.PLACE_LOST))
         await self._machine.reach(self._node)
@@ -302,7 +302,7 @@ class SimAgent:
 
 
 def _place_of(plan: LaunchPlan) -> tuple[Shape, tuple[str, ...]]:
-    """Return what the attempt's group holds on its node, as the ranks will use it."""
+    """Return the resources of the attempt on its node, from the plan of its ranks."""
     gpus = tuple(plan.env.get("CUDA_VISIBLE_DEVICES", "").split(","))
     return Shape(nodes=1, cpus=float(len(plan.ranks)), gpus=0.0), tuple(one for one in gpus if one)
 

@@ -1,4 +1,4 @@
-"""An event loop whose time is virtual: it never waits, and one seed gives one order of events."""
+"""An event loop with virtual time: it never waits, and a seed determines the order of events."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from random import Random
 from typing import Any
 
 BEGAN = datetime(2030, 1, 1, tzinfo=UTC)
-# What a call of the store takes at most; two calls of two jobs may so come in either order.
+# The longest time of a store call; calls of two jobs may therefore end in either order.
 STORE_CALL_S = 0.004
 
 
 class StuckError(Exception):
-    """Nothing is left that could ever happen."""
+    """No event can happen any more, although tasks are waiting."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Jumps from one timer to the next. Calls of threads are made in it, some instants later."""
+    """Jumps from timer to timer. Calls for threads run in the loop itself, a moment later."""
 
     def __init__(self, rng: Random) -> None:
         super().__init__()
         self.rng = rng
         self._virtual_s = 0.0
         self._clock_resolution = 1e-9
-        self._selector = self  # the base class asks it alone for what comes from outside
+        self._selector = self  # the base class polls it for external events
         self.exceptions: list[str] = []
         self.set_exception_handler(self._note)
 
@@ -34,7 +34,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._virtual_s
 
     def select(self, timeout: float | None) -> list[Any]:
-        """Let time pass."""
+        """Advance the virtual time to the next timer."""
         if timeout is None:
             raise StuckError("every task waits for something that never comes")
         self._virtual_s += max(0.0, timeout)
@@ -54,7 +54,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, _executor: Any, function: Callable[..., Any], *arguments: Any
     ) -> asyncio.Future[Any]:
-        """Make the call in a moment: like a thread, its effect stays if no task waits for it."""
+        """Call the function a moment later; like a thread, it runs even if no task waits."""
         future = self.create_future()
 
         def call() -> None:
@@ -72,10 +72,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class VirtualClock:
-    """The time of a loop as the product's clock.
+    """A clock of rayjobs that shows the virtual time of a loop.
 
     Attributes:
-        moved: By how much the wall clock was changed.
+        moved: The sum of all changes of the wall clock.
     """
 
     def __init__(self, loop: VirtualLoop) -> None:
@@ -87,5 +87,5 @@ class VirtualClock:
         return BEGAN + timedelta(seconds=self._loop.time()) + self.moved
 
     def monotonic_s(self) -> float:
-        """Return seconds that never step back."""
+        """Return seconds that never go backward."""
         return self._loop.time()

@@ -1,4 +1,4 @@
-"""Simulated nodes that are machines of their own: lost, frozen, cut off, and back again."""
+"""Simulated nodes on separate machines, which are lost, frozen, cut off, and return."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from tests.simulation.nodes import Host, Machine
 
 Later = Coroutine[Any, Any, None]
 LEASE_S = 20.0
-# How long a machine is away at most, by chance; Ray gives it up before its lease is over.
+# The longest outages of a machine, one chosen at random; Ray gives up a node within GIVEN_UP_S,
+# which is before its lease is over.
 AWAY_S = (1.0, 20.0, 60.0, 60.0)
 GIVEN_UP_S = 10.0
-# How many of these calls meet a machine that freezes, or is cut off, while they are on their way.
+# The share of these calls during which their machine freezes or is cut off.
 MEETS = {"launch": 0.15, "renew": 0.01}
-# A host looks at its clocks so often.
+# How often a host checks its clocks.
 TICK_S = 0.5
 
 
 class Machines(Machine):
-    """Boxes with a node each, which share nothing but Ray."""
+    """One box for each node; boxes share nothing but Ray."""
 
     lease_s = LEASE_S
     longest_s = 60.0
@@ -52,7 +53,7 @@ class Machines(Machine):
         self.calm_at_s = calm_at_s
         self._note = note
         self._ids = 0
-        self._box: Box | None = None  # whose clock is asked
+        self._box: Box | None = None  # whose boot clock is read
         self._where: dict[str, tuple[Box, int]] = {}
         self._at: dict[str, tuple[Box, int]] = {}  # marker → where its host is
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,12 +62,12 @@ class Machines(Machine):
             self._join(box)
 
     def boot_clock_s(self) -> float:
-        """Return the boot clock of the box that asks."""
+        """Return the boot clock of the box that `asks` has named."""
         assert self._box is not None
         return self.loop.time() + self._box.clock_s
 
     def asks(self, box: Box) -> None:
-        """Say whose clock is asked next."""
+        """Select the box whose boot clock is read next."""
         self._box = box
 
     def _spawn(self, work: Any) -> None:
@@ -76,7 +77,7 @@ class Machines(Machine):
 
     # -- what Ray knows ------------------------------------------------------------------------
     def _join(self, box: Box) -> None:
-        """Let Ray's process of a box come up, and Ray know it."""
+        """Start a raylet on a box, and register it as a new node."""
         box.lives += 1
         box.raylet = box.lives
         self._ids += 1
@@ -87,7 +88,7 @@ class Machines(Machine):
         box.change()
 
     def _delist(self, node: str) -> None:
-        """Let Ray declare a node permanently dead; it moves its bundles where there is capacity."""
+        """Let Ray declare a node dead, and move its bundles to nodes with capacity."""
         if self.sizes.pop(node, None) is None:
             return
         self._note(f"Ray gives up {node}")
@@ -106,11 +107,11 @@ class Machines(Machine):
         self._where[node][0].change()
 
     def _end_raylet(self, box: Box) -> None:
-        """Let Ray's process of a box end, and the agents with it."""
+        """End the raylet of a box, and its agents."""
         box.raylet = 0
         box.change()
 
-    # -- seen from elsewhere -------------------------------------------------------------------
+    # -- what the target sees ------------------------------------------------------------------
     @property
     def shares_machine(self) -> bool:
         """See `Machine`."""
@@ -121,7 +122,7 @@ class Machines(Machine):
         return self._where[node][0].name
 
     def gpu_name(self, node: str, index: int) -> str:
-        """See `Machine`: of the box, as which node ever Ray knows it."""
+        """See `Machine`: named after the box, which may be several nodes of Ray in turn."""
         return f"{self.address(node)}/{index}"
 
     def fence_of(self, node: str) -> Fence:
@@ -159,7 +160,7 @@ class Machines(Machine):
             await self._wait(box)
 
     async def runs(self, node: str) -> bool:
-        """See `Machine`: a node considered dead continues until Ray's process there learns it."""
+        """See `Machine`: a node that Ray considers dead runs until its raylet learns of it."""
         box, raylet = self._where[node]
         while box.raylet == raylet:
             if box.is_sound:
@@ -182,7 +183,7 @@ class Machines(Machine):
         return work.result()
 
     async def list_agent(self, node: str) -> None:
-        """See `Machine`; of a process that has ended Ray waits until it knows."""
+        """See `Machine`; an ended raylet counts as listed until Ray detects its end."""
         box, raylet = self._where[node]
         while node in self.sizes and not self.is_doubted(node):
             if box.is_sound and box.raylet == raylet:
@@ -208,20 +209,20 @@ class Machines(Machine):
         gpus: tuple[str, ...],
         lease: Lease | None,
     ) -> None:
-        """See `Machine`: the host has a lease, and sees Ray's process on its box."""
+        """See `Machine`: the host has a lease, and watches the raylet on its box."""
         box, raylet = self._where[node_id]
         self._at[on.marker] = (box, raylet)
         assert lease is not None
         self.asks(box)
         require(lease)
         if node_id not in self.sizes:
-            box.troubles.append(self.loop.time())  # it comes up unheard
+            box.troubles.append(self.loop.time())  # its start is not reported
         host = self.drawn(on, node_id, shape, gpus)
         host.lease = Lease(lease.lease_s, since_s=lease.since_s)
         self._spawn(self._live(host, box, raylet))
 
     async def _live(self, host: Host, box: Box, raylet: int) -> None:
-        """Let a host's ranks run to their end, and its clocks be looked at."""
+        """Run a host's ranks to their end, and check its clocks."""
         assert host.lease is not None
         left_s, limit = host.ends_at - host.began_at, host.on.max_duration_s
         while host.is_alive:
@@ -252,14 +253,14 @@ class Machines(Machine):
                 self.by_itself(host)
 
     async def _thawed(self, box: Box) -> float | None:
-        """Return once a box runs: since when it did not; None: it did."""
+        """Wait until a box runs; return since when it was frozen, None if it was not."""
         since_s = box.frozen_s
         while box.frozen_s is not None:
             await self._wait(box)
         return since_s
 
     def kill(self, host: Host) -> None:
-        """See `Machine`; what is frozen had not run since."""
+        """See `Machine`; the ranks of a frozen box ran until it froze."""
         box, _ = self._at[host.on.marker]
         was_alive = host.is_alive
         super().kill(host)
@@ -289,7 +290,7 @@ class Machines(Machine):
         return box.launching.starting(plan)
 
     def renew(self, node: str, marker: str, stamp: float | None) -> float | None:
-        """See `Machine`, and `NodeService._renew`, which this follows."""
+        """See `Machine`; the same as `NodeService._renew`."""
         box, _ = self._where[node]
         self.asks(box)
         answer = box.launching.renew(marker, stamp)
@@ -300,14 +301,14 @@ class Machines(Machine):
         return host.lease.renew(stamp)
 
     def was_reachable(self, host: Host) -> bool:
-        """Whether nothing happened to a host's box from its start on, until its end was known."""
+        """Whether a host's box had no fault between its start and the report of its end."""
         box, _ = self._at[host.on.marker]
         assert host.ended_at is not None
         return not any(host.began_at - 5 <= at <= host.ended_at + 30 for at in box.troubles)
 
-    # -- what happens to boxes -----------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------
     def harm(self) -> None:
-        """Let something happen to a box that is sound."""
+        """Inject a random fault into a box that has none."""
         sound = [box for box in self.boxes if box.is_sound and box.node in self.sizes]
         if not sound:
             return
@@ -315,7 +316,7 @@ class Machines(Machine):
         self._harm(self.rng.choice(sound), self.rng.choice(harms))
 
     async def travel(self, node: str, call: str) -> None:
-        """See `Machine`: the call's effect may come when no task waits for it any longer."""
+        """See `Machine`: the call may take effect when no task waits for it any longer."""
         box, _ = self._where[node]
         is_there = box.is_sound and node in self.sizes and self.loop.time() < self.calm_at_s
         if is_there and self.rng.random() < MEETS[call]:
@@ -341,7 +342,7 @@ class Machines(Machine):
 
         self._spawn(later())
 
-    # Each of these happens at once, and returns what comes of it later.
+    # Each of these injects its fault at once, and returns the recovery.
     def _power_off(self, box: Box) -> Later:
         box.is_up = False
         for host in self.history:
@@ -361,32 +362,32 @@ class Machines(Machine):
 
     def _freeze(self, box: Box) -> Later:
         box.frozen_s = self.loop.time()
-        return self._well_again(box)
+        return self._recover(box)
 
     def _cut_off(self, box: Box) -> Later:
         box.is_cut = True
-        return self._well_again(box)
+        return self._recover(box)
 
-    async def _well_again(self, box: Box) -> None:
+    async def _recover(self, box: Box) -> None:
         await asyncio.sleep(self.rng.random() * self.rng.choice(AWAY_S))
         box.frozen_s, box.is_cut = None, False
         box.change()
         await self._back(box)
 
     async def _back(self, box: Box) -> None:
-        """Let Ray's process learn that it was given up: it ends, and another one comes up."""
-        life = box.raylet
+        """Let a raylet learn that Ray considers it dead: it ends, and another one starts."""
+        raylet = box.raylet
         if box.node in self.sizes:
             return
         await asyncio.sleep(self.rng.random() * 1.5)
-        if box.raylet != life:
+        if box.raylet != raylet:
             return  # the whole cluster was restarted meanwhile
         self._end_raylet(box)
         await asyncio.sleep(self.rng.uniform(0.5, 5.0))
         self._join(box)
 
     def restart_ray(self) -> None:
-        """See `Machine`: each box that runs gets another process of Ray, and another node."""
+        """See `Machine`: each box that runs gets a new raylet and a new node id."""
         self.life += 1
         self.groups.clear()
         for node in list(self.sizes):
@@ -399,13 +400,13 @@ class Machines(Machine):
                 self._spawn(self._rejoin(box))
 
     async def _rejoin(self, box: Box) -> None:
-        life = box.raylet
+        raylet = box.raylet
         await asyncio.sleep(self.rng.random() * 3.0)
-        if box.raylet == life and box.is_sound:
+        if box.raylet == raylet and box.is_sound:
             self._end_raylet(box)
             self._join(box)
 
 
 def _has_ended(host: Host) -> bool:
-    """Look again: while the caller waited, the host may have ended."""
+    """Check again: the host may have ended while the caller waited."""
     return not host.is_alive

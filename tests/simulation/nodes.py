@@ -1,4 +1,4 @@
-"""What is true of simulated nodes: groups, agents and attempt hosts, which live and die."""
+"""The true state of simulated nodes: groups, agents and attempt hosts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tests.fakes.cluster import exit_record
 
 @dataclass
 class Host:
-    """An attempt host of the simulated machine, and the plan of its ranks.
+    """An attempt host of the simulated machine, and how its ranks are to end.
 
     Attributes:
-        ends_at, exit_code: What it does by itself; an exit code of None: it is killed then, and
-            leaves no record.
-        ended_at: When its last rank ended; None while it lives.
-        record: What it left; None while it lives, or when it was killed.
-        lease: Its right to continue, if nodes are separate machines.
-        frozen_s: For how long its machine has stood still meanwhile.
+        ends_at, exit_code: When and how it ends by itself; an exit code of None: it is killed,
+            and leaves no record.
+        ended_at: When its last rank ended; None while it is alive.
+        record: Its exit record; None while it is alive, or if it was killed.
+        lease: Its lease, if nodes are separate machines.
+        frozen_s: How long its machine was frozen during its lifetime.
     """
 
     on: AttemptOnNode
@@ -53,9 +53,9 @@ class Host:
 
 
 class Machine:
-    """The true state: the hosts of all attempts, the groups, the agents' lives.
+    """The true state: the hosts of all attempts, the groups, and the agents.
 
-    All nodes stand on one machine; `machines.Machines` has one for each.
+    All nodes are on one machine; in `machines.Machines`, each has its own.
 
     Attributes:
         lease_s: How long hosts may continue without a renewal; None: forever.
@@ -75,21 +75,21 @@ class Machine:
         self.groups: dict[str, tuple[Shape, tuple[str, ...], tuple[tuple[str, ...], ...]]] = {}
         self.hosts: dict[str, Host] = {}
         self.history: list[Host] = []
-        # Raised by one whenever the node's agent dies: calls of the old one then fail.
+        # Incremented when the node's agent dies, so that calls of the old one fail.
         self.agents = dict.fromkeys(self.sizes, 0)
         self.doubted: set[str] = set()
-        # Outlives an agent here: the real one forgets with its process, in which nothing then
-        # starts hosts either.
+        # Outlives an agent here. The real fence ends with its agent's process, which then starts
+        # no more hosts either.
         self.fence = Fence()
 
-    # -- what is where -------------------------------------------------------------------------
+    # -- nodes ---------------------------------------------------------------------------------
     @property
     def shares_machine(self) -> bool:
-        """Whether all nodes stand on one machine."""
+        """Whether all nodes are on one machine."""
         return True
 
     def address(self, node: str) -> str:
-        """Return where a node's machine is reached."""
+        """Return the address of a node's machine."""
         return "127.0.0.1"
 
     def host_on(self, node: str, marker: str) -> Host | None:
@@ -97,11 +97,11 @@ class Machine:
         return self.hosts.get(marker)
 
     def gpu_name(self, node: str, index: int) -> str:
-        """Return what a GPU is called, over all nodes."""
+        """Return the name of a GPU, unique among all nodes."""
         return f"{node}/{index}"
 
     def fence_of(self, node: str) -> Fence:
-        """Return what was ended on the node's machine."""
+        """Return the fence of a node's machine: the attempts that were ended there."""
         return self.fence
 
     def raylet_is_gone(self, node: str) -> bool:
@@ -109,14 +109,14 @@ class Machine:
         return False
 
     def is_doubted(self, node: str) -> bool:
-        """Whether Ray still lists a node of which `Cluster.doubt` was right."""
+        """Whether Ray still lists a node that was rightly doubted (`Cluster.doubt`)."""
         return False
 
     async def reach(self, node: str) -> None:
-        """Return once the node's processes can be asked. AgentLostError: never again."""
+        """Wait until the node's processes can be reached; AgentLostError if they never will."""
 
     async def runs(self, node: str) -> bool:
-        """Return when the node's processes continue; False if they are gone."""
+        """Wait until the node's processes run; return False if they are gone."""
         return True
 
     async def answered(self, node: str, work: asyncio.Future[Any]) -> Any:
@@ -124,11 +124,11 @@ class Machine:
         return await asyncio.shield(work)
 
     def clock_s(self, node: str) -> float | None:
-        """Return what a node's boot clock shows."""
+        """Return the boot clock of a node, if nodes have their own."""
         return None
 
     def starting(self, node: str, plan: LaunchPlan) -> AbstractContextManager[Lease | None]:
-        """Keep the lease of a host while it is being started within."""
+        """Return a context that holds the lease of a host while the host starts."""
         return nullcontext()
 
     def renew(self, node: str, marker: str, stamp: float | None) -> float | None:
@@ -136,13 +136,13 @@ class Machine:
         raise AssertionError("no lease was granted")
 
     async def travel(self, node: str, call: str) -> None:
-        """Return when a call has come to a node, which meets what happens there."""
+        """Wait until a call has arrived at a node; a fault may happen meanwhile."""
 
     async def list_agent(self, node: str) -> None:
-        """Return once the node can start an agent. AgentLostError: it is not listed any more."""
+        """Wait until the node can start an agent; AgentLostError if it is no longer listed."""
 
     async def places(self, nodes: Sequence[str]) -> None:
-        """Return once a group can be made on the nodes. NotPlacedError: one is not there."""
+        """Wait until a group can be created on the nodes; NotPlacedError if one is missing."""
 
     # -- hosts ---------------------------------------------------------------------------------
     def drawn(self, on: AttemptOnNode, node_id: str, shape: Shape, gpus: tuple[str, ...]) -> Host:
@@ -164,7 +164,7 @@ class Machine:
         gpus: tuple[str, ...],
         lease: Lease | None,
     ) -> None:
-        """Start an attempt host, which continues by itself."""
+        """Start an attempt host, which then runs and ends by itself."""
         host = self.drawn(on, node_id, shape, gpus)
         lasts, limit = host.ends_at - host.began_at, on.max_duration_s
         if limit is not None and lasts > limit:
@@ -175,18 +175,18 @@ class Machine:
             self.loop.call_later(lasts, lambda: self.by_itself(host))
 
     def stop(self, host: Host, *, after_s: float, cause: EndCause) -> None:
-        """Let a host end its ranks in a while."""
+        """Let a host end its ranks after `after_s`."""
         self.loop.call_later(after_s, lambda: self.end(host, signal=15, cause=cause))
 
     def by_itself(self, host: Host) -> None:
-        """Let a host end as it would without anybody else."""
+        """Let a host end with its own random outcome."""
         if host.exit_code is None:
             self.kill(host)
         else:
             self.end(host, exit_code=host.exit_code)
 
     def end(self, host: Host, *, at_s: float | None = None, **more: Any) -> None:
-        """Let a host write its record and leave; `at_s`: when its ranks ran last, if not now."""
+        """Let a host write its record and exit; `at_s`: when its ranks ended, if not now."""
         if not host.is_alive:
             return
         on = host.on
@@ -202,30 +202,30 @@ class Machine:
         host.over.set()
 
     def kill(self, host: Host) -> None:
-        """Kill a host: its ranks go with it, and it leaves no record."""
+        """Kill a host: its ranks end with it, and it leaves no record."""
         if host.is_alive:
             host.ended_at = self.loop.time()
             host.over.set()
 
     # -- Ray -----------------------------------------------------------------------------------
     def lose_agent(self, node: str) -> None:
-        """Kill a node's agent; a new one comes with the next call."""
+        """Kill a node's agent; the next call starts a new one."""
         self.agents[node] += 1
 
     def restart_ray(self) -> None:
-        """Let another cluster come up: groups and agents are gone, hosts live on."""
+        """Replace the cluster: groups and agents are lost, hosts survive."""
         self.life += 1
         self.groups.clear()
         for node in self.agents:
             self.lose_agent(node)
 
     def used(self, node: str) -> tuple[float, float]:
-        """Return the CPUs and GPUs of a node that groups hold."""
+        """Return the CPUs and GPUs of a node that are used by groups."""
         shapes = [shape for shape, at, _ in self.groups.values() for one in at if one == node]
         return sum(shape.cpus for shape in shapes), sum(shape.gpus for shape in shapes)
 
     def make_group(self, name: str, shape: Shape, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Take capacity for a group on the nodes that were chosen. Raises NotPlacedError."""
+        """Reserve capacity for a group on the chosen nodes; NotPlacedError if there is none."""
         gpus: list[tuple[str, ...]] = []
         taken = {node: self._gpus_of(node) for node in self.sizes}
         for index, node in enumerate(nodes):

@@ -1,7 +1,7 @@
-"""2,000 lives of jobs under faults in virtual time; `make soak` plays 100,000.
+"""2,000 job lifecycles under faults in virtual time; `make soak` plays 100,000.
 
-``python -m tests.simulation SEED [JOBS] [apart]`` plays a seed that failed again and tells its
-story; `apart`: nodes are machines of their own.
+``python -m tests.simulation SEED [JOBS] [apart]`` replays a seed that failed, and prints its
+history; `apart`: each node is a separate machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HISTORIES = 50
 PART = 10
 LONG = int(os.environ.get("SIMULATION_LIFECYCLES", "100000")) // JOBS
 
-# An actor that is killed leaves coroutines that were never begun.
+# A killed actor leaves coroutines that were never awaited.
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 
 
@@ -29,11 +29,11 @@ def play(
     try:
         violations = world.violations()
         assert len(world.made) == jobs
-        assert len(world.machine.history) > jobs / 4  # it is jobs that run that are harmed
+        assert len(world.machine.history) > jobs / 4  # enough jobs ran for the faults to hit them
     finally:
         world.store.close()
     text, again = "\n".join(violations), f"{seed} {jobs} {'apart' if apart else ''}"
-    assert not violations, f"python -m tests.simulation {again}   plays it again:\n{text}"
+    assert not violations, f"python -m tests.simulation {again}   replays it:\n{text}"
 
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, PART))
@@ -61,14 +61,14 @@ def test_lost_frozen_or_disconnected_machines_never_run_alongside_a_retry(
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_same_seed_replays_the_same_history(apart: bool, tmp_path: Path) -> None:
-    stories = []
+    histories = []
     for _ in range(2):
         world = simulate(7, tmp_path, jobs=10, apart=apart)
         hosts = [(host.began_at, host.ended_at) for host in world.machine.history]
-        stories.append((hosts, [line.split(" of ")[0] for line in world.trace]))
+        histories.append((hosts, [line.split(" of ")[0] for line in world.trace]))
         world.store.close()
-    assert stories[0] == stories[1]
-    assert len(stories[0][0]) > 5
+    assert histories[0] == histories[1]
+    assert len(histories[0][0]) > 5
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""One simulated history: jobs, target actors that come and go, faults chosen by a seed."""
+"""One simulated history: jobs, successive target actors, and faults chosen by a seed."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from tests.simulation.machines import LEASE_S, Machines
 from tests.simulation.nodes import Machine
 
 CPUS, GPUS, NODES = 2.0, 1, 2
-APART = 3  # nodes that are machines of their own
-# Faults come in this time; afterwards everything must come to its end.
+APART = 3  # nodes on separate machines
+# Faults happen in this time; afterwards every job must end.
 STORM_S = 30.0
 CALM_S = 900.0
-QUIET_S = 30.0  # idle groups are released, drained ones proven, within it
+QUIET_S = 30.0  # within it, idle allocations are released, and draining ones proven empty
 MANY = 10_000_000
-# How an attempt's failure begins that an error of our own code has brought about.
+# How the message of a failure begins that was caused by an error in rayjobs itself.
 OUR_FAULT = re.compile(r"(Type|Key|Index|Value|Attribute|Name|Assertion)Error: ")
 
 
 class Actor:
-    """One life of the target actor: an engine, and the door through which it may be killed.
+    """One target actor: an engine that may be killed at any call of the store or the cluster.
 
     Attributes:
-        steps: How many calls of the store and the cluster it has made.
-        dies_at: It is killed at this step, before or after its effect.
+        steps: How many steps it has taken; a call has one before and one after its effect.
+        dies_at: The step at which it is killed.
     """
 
     def __init__(self, world: World, epoch: str) -> None:
@@ -78,7 +78,7 @@ class Actor:
         await self.engine.run()
 
     def step(self, what: str) -> None:
-        """Count a call; raises when this actor is dead, or dies here."""
+        """Count a step; raise CancelledError if this actor is dead, or dies at this step."""
         self.steps += 1
         if not self.is_dead and self.steps >= self.dies_at:
             self.world.note(f"the actor dies at {what}")
@@ -87,14 +87,14 @@ class Actor:
             raise asyncio.CancelledError
 
     def kill(self) -> None:
-        """End it as kill -9 does: nothing of it acts any more."""
+        """End the actor as kill -9 does: it has no further effect."""
         self.is_dead = True
         self.task.cancel()
         self.engine.attempts.cancel()
 
 
 class SimStore:
-    """The real store as an actor reaches it: locked or full at times, and the actor may die."""
+    """The real store as an actor sees it: locked or full at times, and the actor may die."""
 
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
@@ -119,10 +119,10 @@ class SimStore:
 
 @dataclass
 class World:
-    """Everything of one history.
+    """The parts and the state of one history.
 
     Attributes:
-        apart: Its nodes are machines of their own, which are lost, frozen and cut off.
+        apart: Whether nodes are separate machines, which are lost, frozen and cut off.
         trace: The injected faults, for diagnosis.
     """
 
@@ -140,7 +140,7 @@ class World:
     actor: Actor | None = None
 
     def __post_init__(self) -> None:
-        """Make the machine and the store."""
+        """Create the machine and the store."""
         self.rng = Random(self.seed)
         self.clock = VirtualClock(self.loop)
         self.nodes = APART if self.apart else NODES
@@ -152,7 +152,7 @@ class World:
         self.store = SqlStore(":memory:", clock=self.clock)
 
     def note(self, text: str) -> None:
-        """Keep what happened, with its time."""
+        """Record a fault with its time."""
         self.trace.append(f"{self.loop.time():9.3f} {text}")
 
     # -- what clients do -----------------------------------------------------------------------
@@ -190,7 +190,7 @@ class World:
         return job
 
     async def clients(self) -> None:
-        """Submit jobs over the storm; cancel some at any moment."""
+        """Submit jobs during the storm, and cancel some of them at random moments."""
         rng = self.rng
         for _ in range(self.jobs):
             await asyncio.sleep(rng.random() * STORM_S / self.jobs)
@@ -207,9 +207,9 @@ class World:
 
         return cancel
 
-    # -- what goes wrong -----------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------
     async def nemesis(self) -> None:
-        """Do one harm after another, until the storm is over."""
+        """Inject one fault after another, until the storm is over."""
         rng = self.rng
         harms = [
             self._kill_actor,
@@ -221,7 +221,8 @@ class World:
             self._second_actor,
         ]
         if self.apart:
-            # Each new actor waits for whole leases: what an old one knows counts in quiet only.
+            # Each new actor waits for whole leases. Without new actors, the knowledge of the old
+            # one is tested.
             is_quiet = rng.random() < 0.5
             harms = [self._harm_node] * 7 + ([self._lose_agent] if is_quiet else harms)
         while self.loop.time() < STORM_S:
@@ -229,7 +230,7 @@ class World:
             await rng.choice(harms)()
 
     async def _kill_actor(self) -> None:
-        """Kill the actor at one of its next steps; another comes up."""
+        """Kill the actor at one of its next steps, and start another one."""
         assert self.actor is not None
         doomed = self.actor
         doomed.dies_at = doomed.steps + self.rng.randrange(1, 60)
@@ -246,7 +247,7 @@ class World:
         self.note("an actor starts")
 
     async def _second_actor(self) -> None:
-        """Start another actor in addition to the live one, which has to leave."""
+        """Start a second actor, which makes the live one stop."""
         self.note("a second actor claims the target")
         self._start_actor()
 
@@ -281,16 +282,16 @@ class World:
         await self._replace()
 
     async def move_clock(self) -> None:
-        """Set the wall clock forth and back, by seconds or by a day, until the storm is over."""
-        rng = Random(self.seed + 3)  # the other harms stay what they are without it
+        """Move the wall clock forward and back, by seconds up to a day, until the storm is over."""
+        rng = Random(self.seed + 3)  # its own, so that the other faults are the same without it
         while self.loop.time() < STORM_S:
             await asyncio.sleep(rng.random() * 3.0)
             self.clock.moved += timedelta(seconds=rng.choice((-86_400, -3_600, -5, 5, 3_600)))
             self.note(f"the wall clock is set to {self.clock.now():%d %H:%M:%S}")
 
-    # -- the whole -----------------------------------------------------------------------------
+    # -- play and check ------------------------------------------------------------------------
     async def play(self, *, moves_clock: bool = False) -> None:
-        """Let it all happen, then wait for calm."""
+        """Play the storm, then wait until all jobs have ended."""
         self._start_actor()
         moving = [self.move_clock()] if moves_clock else []
         await asyncio.gather(self.clients(), self.nemesis(), *moving)
@@ -309,7 +310,7 @@ class World:
         await asyncio.sleep(QUIET_S + (LEASE_S if self.apart else 0.0))
 
     def evidence(self) -> Evidence:
-        """Return what the checker judges: the store's records, and what truly ran."""
+        """Return the evidence for the checker: the store's records, and what really ran."""
         store, jobs = self.store, self.store.jobs()
         alive: dict[str, list[int]] = {}
         ran = []
@@ -343,7 +344,7 @@ class World:
         )
 
     def violations(self) -> list[str]:
-        """Return what must not be, at the end of all."""
+        """Return the violations at the end of the history."""
         evidence = self.evidence()
         found = [str(one) for one in check(evidence)]
         found += [str(one) for one in self._truths(evidence)]
@@ -353,7 +354,7 @@ class World:
         found = []
         for job in evidence.jobs:
             if not job.state.is_final:
-                found.append(Violation("end", f"{job.id} is {job.state} for ever: {job.reason}"))
+                found.append(Violation("end", f"{job.id} never leaves {job.state}: {job.reason}"))
             for one in evidence.attempts[job.id]:
                 if one.failure is not None and OUR_FAULT.match(one.failure.message):
                     found.append(Violation("fault", f"{job.id}: {one.failure.message}"))
@@ -362,7 +363,7 @@ class World:
             found.append(Violation("I5", f"groups are left: {sorted(self.machine.groups)}"))
         for row in evidence.allocations:
             if row.state is not AllocationState.RELEASED:
-                found.append(Violation("I5", f"the place {row.name} is {row.state}"))
+                found.append(Violation("I5", f"the allocation {row.name} is {row.state}"))
         return found
 
     def _done_again(self, evidence: Evidence) -> list[Violation]:
@@ -374,25 +375,25 @@ class World:
                     continue  # unknown to the target: the job had to be repeated
                 on = host.on
                 good[on.job, on.attempt] = good.get((on.job, on.attempt), 0) + 1
-        wanted = {job.id: job.spec.distribution.nodes for job in evidence.jobs}
-        for job_id in wanted:
+        nodes = {job.id: job.spec.distribution.nodes for job in evidence.jobs}
+        for job_id in nodes:
             well = [
                 number
                 for (job, number), count in good.items()
-                if (job, count) == (job_id, wanted[job_id])
+                if (job, count) == (job_id, nodes[job_id])
             ]
             if len(well) > 1:
-                found.append(Violation("once", f"{job_id} ran to its good end in attempts {well}"))
+                found.append(Violation("once", f"{job_id} succeeded in attempts {well}"))
         return found
 
 
 def simulate(
     seed: int, folder: Path, *, jobs: int, moves_clock: bool = False, apart: bool = False
 ) -> World:
-    """Play one history and return it; the same seed gives the same.
+    """Play one history and return it; a seed always gives the same history.
 
     Args:
-        moves_clock: Somebody sets the wall clock meanwhile.
+        moves_clock: Whether the wall clock is changed meanwhile.
         apart: See `World`.
     """
     loop = VirtualLoop(Random(seed + 1))

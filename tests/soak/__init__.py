@@ -1,1 +1,1 @@
-"""Real Ray under a nemesis: whatever is killed, the invariants hold."""
+"""Faults on real Ray: the invariants hold, whatever is killed."""

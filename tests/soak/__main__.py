@@ -1,8 +1,8 @@
 """``python -m tests.soak [--minutes 30] [--jobs 200] [--seed N] [--report FILE]``.
 
-Runs short jobs on a real target of its own while processes are killed and stopped at random, then
-holds the invariants against the store, against what the ranks wrote, and against the machine. The
-last line says how many violations there were.
+Runs short jobs on its own real target while processes are killed and stopped at random, then
+checks the invariants in the store, in the records of the ranks, and on the machine. The last line
+is the number of violations.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import json, os, sys, time
 from rayjobs import Run, checkpoint
 
 lasts, code = float(sys.argv[1]), int(sys.argv[2])
-run, told = Run.get_context(), os.open(os.environ["HISTORY"], os.O_WRONLY | os.O_APPEND)
+run, history = Run.get_context(), os.open(os.environ["HISTORY"], os.O_WRONLY | os.O_APPEND)
 who = {"job": os.environ["AZUREML_RUN_ID"], "attempt": int(os.environ["RAYJOBS_ATTEMPT"]),
        "rank": int(os.environ.get("RANK", 0))}
 found = checkpoint.latest() if who["rank"] == 0 else None
 step, end = 0 if found is None else found.step + 1, time.monotonic() + lasts
 who["found"] = None if found is None else found.step
 while True:
-    os.write(told, (json.dumps({**who, "step": step, "at": time.time()}) + "\\n").encode())
+    os.write(history, (json.dumps({**who, "step": step, "at": time.time()}) + "\\n").encode())
     if time.monotonic() >= end:
         break
     print("step", step, flush=True)
@@ -71,8 +71,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Run the soak; return 0 when no invariant was violated."""
-    asked = arguments()
-    seed = secrets.randbelow(1_000_000) if asked.seed is None else asked.seed
+    options = arguments()
+    seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     root = Path(tempfile.mkdtemp(prefix="rjs-", dir="/tmp"))
     canary = secrets.token_hex(16)
     os.environ.update(
@@ -86,22 +86,22 @@ def main() -> int:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
     )
-    # After the environment: some of these read it when they are imported.
+    # After the environment is set: some of these modules read it at import.
     from rayjobs.target import starting, targets
     from tests.soak.figures import measure
     from tests.soak.history import Soak
 
-    print(f"seed {seed}, {asked.minutes:g} minutes, {asked.jobs} jobs, in {root}", flush=True)
-    violations: list[str] = ["the soak did not come to its end"]
+    print(f"seed {seed}, {options.minutes:g} minutes, {options.jobs} jobs, in {root}", flush=True)
+    violations: list[str] = ["the soak was not completed"]
     try:
         starting.ensure_target("local", home=root / "h")
         figures = [figure.row for figure in measure(root / "h", root / "f")]
         print("\n".join(figures), flush=True)
-        soak = Soak(root, Random(seed), jobs=asked.jobs, canary=canary, rank=RANK, cpus=CPUS)
-        soak.run(minutes=asked.minutes, say=lambda text: print(text, flush=True))
+        soak = Soak(root, Random(seed), jobs=options.jobs, canary=canary, rank=RANK, cpus=CPUS)
+        soak.run(minutes=options.minutes, say=lambda text: print(text, flush=True))
         violations = soak.violations(drain_s=DRAIN_S)
-        asked.report.write_text(report(soak, asked.minutes, figures, violations))
-        print(f"wrote {asked.report}")
+        options.report.write_text(report(soak, options.minutes, figures, violations))
+        print(f"wrote {options.report}")
     finally:
         targets.stop_target(force=True, home=root / "h")
         if not violations:
@@ -113,7 +113,7 @@ def main() -> int:
 
 
 def report(soak: object, minutes: float, figures: list[str], violations: list[str]) -> str:
-    """Return the report: what was done, what users saw of it, for how long."""
+    """Return the report: the faults, what users saw of them, and for how long."""
     from tests.soak.history import Soak
     from tests.soak.nemesis import FELT
 
@@ -143,7 +143,7 @@ def report(soak: object, minutes: float, figures: list[str], violations: list[st
             *rows,
             "",
             "The seconds count from the kill (for a stop, from its end), and include the whole",
-            "life of the new job, which was submitted right afterwards.",
+            "lifetime of the new job, which was submitted right afterwards.",
             "",
             f"States at the end: {soak.states}.",
             "",
@@ -164,7 +164,7 @@ def report(soak: object, minutes: float, figures: list[str], violations: list[st
 
 
 def kills() -> list[str]:
-    """Return the table of what is to become of a job in each state when a process is killed."""
+    """Return the table of how a job in each state must end when a process is killed."""
     table = tomllib.loads(KILLS.read_text(encoding="utf-8"))
     states = list(next(iter(table.values())))
     rows = [

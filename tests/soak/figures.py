@@ -45,7 +45,7 @@ class Figure:
 
     @property
     def row(self) -> str:
-        """A line of the report's table."""
+        """The figure's row of the report's table."""
         worst = max(self.seconds)
         return f"| {self.what} | {self.goal_s:g} | {median(self.seconds):.2f} | {worst:.2f} |"
 
@@ -72,12 +72,12 @@ class _Measuring:
         relaunches = sum(attempts) - len(attempts)
         crashed = [self._crash_rank(job) for job in running[:TIMES]]
         canceled = [self._cancel(job) for job in running[TIMES:]]
-        taken = f"target actor killed → all {RUNNING} running jobs are looked after again"
-        gone = f"cancel of a job that ignores SIGTERM, grace {GRACE_S:g} s → nothing of it is left"
+        adoption = f"target actor killed → all {RUNNING} running jobs are supervised again"
+        cancel = f"cancel of a job that ignores SIGTERM, grace {GRACE_S:g} s → nothing is left of it"
         return [
-            Figure(f"{taken} ({relaunches} relaunches)", 5.0, adopted),
+            Figure(f"{adoption} ({relaunches} relaunches)", 5.0, adopted),
             Figure("rank crashed → its job is `Failed`", 2.0, crashed),
-            Figure(gone, GRACE_S + 2.0, canceled),
+            Figure(cancel, GRACE_S + 2.0, canceled),
         ]
 
     def _begin(self) -> Job:
@@ -97,7 +97,7 @@ class _Measuring:
                 return False
             return {key.rpartition("::")[2] for key in answer["live"]} == ids
 
-        until(adopted, "a new actor has taken over all that runs")
+        until(adopted, "a new actor has taken over all running jobs")
         return time.monotonic() - began_s
 
     def _crash_rank(self, job: Job) -> float:
@@ -113,6 +113,6 @@ class _Measuring:
         self._jobs.store.request_cancel(job.id)
         wake(self._jobs.workspace)
         self._jobs.wait(job, JobState.CANCELED)
-        until(lambda: not find_leftovers(host.marker), "no process of it is left")
-        until(lambda: not Path(host.root).exists(), "no file of it is left on its node")
+        until(lambda: not find_leftovers(host.marker), "no process of the job is left")
+        until(lambda: not Path(host.root).exists(), "no file of the job is left on its node")
         return time.monotonic() - began_s

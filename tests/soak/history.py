@@ -39,7 +39,7 @@ SETTLE_S = 60.0
 
 
 class Soak:
-    """Jobs under harm, and the evidence of what became of them.
+    """Jobs under faults, and the evidence of how they ended.
 
     Attributes:
         submitted: (key, job id) as clients received them.
@@ -51,11 +51,11 @@ class Soak:
     ) -> None:
         self._root = root
         self._rng = rng
-        self._wanted = jobs
+        self._count = jobs
         self._canary = canary
         self._cpus = cpus
-        self._told = root / "history"
-        self._told.touch()
+        self._history = root / "history"
+        self._history.touch()
         self._source = root / "source"
         self._source.mkdir()
         (self._source / "train.py").write_text(rank)
@@ -75,12 +75,12 @@ class Soak:
 
     @property
     def probe_count(self) -> int:
-        """How many probes there were."""
+        """The number of probes."""
         return len(self._nemesis.probes)
 
     # -- run -----------------------------------------------------------------------------------
     def run(self, *, minutes: float, say: Callable[[str], None]) -> None:
-        """Submit jobs and do harm until the time is over."""
+        """Submit jobs and inject faults until the time is over."""
         end_s = time.monotonic() + minutes * 60
         clients = threading.Thread(target=self._clients, args=(minutes * 60 * 0.9,))
         clients.start()
@@ -95,16 +95,16 @@ class Soak:
                 harm = self._nemesis.harm()
                 if harm is not None:
                     self.harms.append(harm)
-                    felt = "never over" if harm.seconds is None else f"{harm.seconds:.1f} s"
+                    felt = "no recovery" if harm.seconds is None else f"{harm.seconds:.1f} s"
                     say(f"{harm.event}: {felt}")
         finally:
             self._over.set()
             clients.join()
 
     def _clients(self, within_s: float) -> None:
-        rng = Random(self._wanted)
-        for number in range(self._wanted):
-            if self._over.wait(rng.random() * 2 * within_s / self._wanted):
+        rng = Random(self._count)
+        for number in range(self._count):
+            if self._over.wait(rng.random() * 2 * within_s / self._count):
                 return
             spec = self._spec(rng)
             key = f"soak-{number}"
@@ -130,7 +130,7 @@ class Soak:
         starting.wake("local", home=self._root / "h", workspace=self._workspace.path)
 
     def _submit_killed(self, spec: JobSpec, key: str, rng: Random) -> str | None:
-        """Submit by a client that is killed at any moment; return the job id that it got."""
+        """Submit with a client that is killed at a random moment; return the job id it received."""
         command = [sys.executable, "-c", CLIENT, spec.model_dump_json(), str(self._source), key]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
             assert client.stdout is not None
@@ -155,13 +155,13 @@ class Soak:
             retries=Retries(user=rng.choice((0, 1, 3)), system=20, node_lost=20),
             max_duration_s=120.0,
             grace_s=1.0,
-            environment_variables={"HISTORY": str(self._told)},
+            environment_variables={"HISTORY": str(self._history)},
             secrets={"SOAK": SecretRef(env="RAYJOBS_SECRET_SOAK")},
         )
 
     # -- judge ---------------------------------------------------------------------------------
     def violations(self, *, drain_s: float) -> list[str]:
-        """Wait until every job has ended, then return all that must not be."""
+        """Wait until every job has ended, then return all violations."""
         store = self._workspace.store
         starting.ensure_target("local", home=self._root / "h", workspace=self._workspace.path)
         end_s = time.monotonic() + drain_s
@@ -179,7 +179,7 @@ class Soak:
         while True:  # scratch is removed a moment after the end is written
             evidence = collect(self._workspace)
             evidence.acknowledged = [*self.submitted, *self._nemesis.probes]
-            evidence.ran = read_history(self._told)
+            evidence.ran = read_history(self._history)
             evidence.waited_with = waited_with
             evidence.kills = self._nemesis.killed
             known(evidence, self._workspace.store)
@@ -195,10 +195,10 @@ class Soak:
                 break
             time.sleep(1.0)
         self.attempts = sum(len(one) for one in evidence.attempts.values())
-        self.lines = self._told.read_bytes().count(b"\n")
+        self.lines = self._history.read_bytes().count(b"\n")
         self.resumed = sum(one.found is not None for one in evidence.ran)
         states = Counter(str(job.state) for job in evidence.jobs)
         self.states = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        late = [f"{one.event} was never over" for one in self.harms if one.seconds is None]
+        late = [f"{one.event}: no recovery" for one in self.harms if one.seconds is None]
         self._workspace.close()
         return [*found, *seen, *late, *self._refused]

@@ -1,4 +1,4 @@
-"""What the soak knows about its jobs beyond `collect`: the expected state for comparison."""
+"""What the soak knows about its jobs beyond `collect`: the expected results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HERE = b"here\n"
 
 
 class Watch:
-    """Notes the newest whole checkpoint of each job that waits to be tried again.
+    """Records the newest whole checkpoint of each job that waits for a retry.
 
-    In the end it may be gone: an attempt that starts over saves the same steps again.
+    At the end it may be gone: an attempt that starts over saves the same steps again.
     """
 
     def __init__(self, workspace: OpenWorkspace) -> None:
@@ -30,12 +30,12 @@ class Watch:
         self._seen: dict[tuple[str, int], int] = {}
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread that watches."""
         self._thread.start()
 
     def end(self) -> dict[tuple[str, int], int]:
-        """Return the steps by (job, attempt after which it waited)."""
-        assert self._thread.is_alive(), "nobody watches what jobs are to go on from"
+        """Stop, and return the steps by job and the attempt after which it waited."""
+        assert self._thread.is_alive(), "the thread that watches checkpoints has died"
         self._over.set()
         self._thread.join()
         return self._seen
@@ -57,7 +57,7 @@ class Watch:
 
 
 def known(evidence: Evidence, store: Store) -> None:
-    """Add what scripts exit with, and of jobs that completed what they logged and printed."""
+    """Add the exit codes of scripts, and what completed jobs logged and printed."""
     of_attempt = {(one.job, one.attempt, one.rank): one for one in evidence.ran}
     codes, curves = {}, {}
     written: dict[tuple[str, int], bytes] = {}

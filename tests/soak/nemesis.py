@@ -1,4 +1,4 @@
-"""What the soak does to a running target: one process killed, or stopped, at a time."""
+"""The faults of the soak: one process of a running target is killed or stopped at a time."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ RECOVERY_S = 240.0
 
 @dataclass(frozen=True)
 class Harm:
-    """One thing that was done, and how long it was felt.
+    """One fault, and how long its effect lasted.
 
     Attributes:
-        seconds: Until the effect in `FELT` was observed; None: not within `RECOVERY_S`.
+        seconds: The time until the effect in `FELT`; None: it took longer than `RECOVERY_S`.
     """
 
     event: str
     seconds: float | None
 
 
-# Event → until when it is timed, as the user sees it.
+# Event → the effect that ends the measured time, as the user sees it.
 FELT = {
     "target actor killed": "running jobs continue; a new job completes",
     "target actor stopped for 4 s": "running jobs continue; a new job completes",
@@ -48,14 +48,14 @@ FELT = {
     "node agent stopped for 4 s": "running jobs continue; a new job completes",
     "warm interpreter killed": "running jobs continue; a new job completes",
     "keeper killed": "nothing; a new job completes",
-    "attempt host killed": "the job says so and is retried, or has ended",
-    "rank killed": "the job says so and is retried, or has ended",
+    "attempt host killed": "the job reports it and is retried, or has ended",
+    "rank killed": "the job reports it and is retried, or has ended",
     "whole Ray head killed": "jobs are retried; a new job completes",
 }
 
 
 class Nemesis:
-    """Harms one target; each harm returns once its effect is over."""
+    """Injects faults into one target; each call returns once the effect is over."""
 
     def __init__(self, workspace: OpenWorkspace, home: Path, source: Path, rng: Random) -> None:
         self._workspace = workspace
@@ -66,7 +66,7 @@ class Nemesis:
         self._source = source
         self._rng = rng
         self.probes: list[tuple[str, str]] = []
-        self.killed: Counter[str] = Counter()  # jobs, by how many of their ranks were killed
+        self.killed: Counter[str] = Counter()  # job → how many of its ranks were killed
         self._harms: dict[str, tuple[int, Callable[[], float | None]]] = {
             "target actor killed": (4, self._kill_actor),
             "target actor stopped for 4 s": (2, lambda: self._stop(self._actor())),
@@ -80,17 +80,17 @@ class Nemesis:
         }
 
     def harm(self, event: str | None = None) -> Harm | None:
-        """Do one thing, chosen at random unless it is named; None when it was not possible."""
+        """Inject one fault, chosen at random unless named; None if it was not possible."""
         names = list(self._harms)
         weights = [weight for weight, _ in self._harms.values()]
         chosen = event or self._rng.choices(names, weights)[0]
         try:
             seconds = self._harms[chosen][1]()
         except LookupError:
-            return None  # there is no such process at this moment
+            return None  # no such process exists at the moment
         return Harm(chosen, seconds)
 
-    # -- what is killed ------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------
     def _actor(self) -> Identity:
         return _known(actor_pid(self._target))
 
@@ -162,7 +162,7 @@ class Nemesis:
             send_signal(identity, signal.SIGCONT)
         return self._probe()
 
-    # -- until it is over ----------------------------------------------------------------------
+    # -- effects -------------------------------------------------------------------------------
     def _has_moved(self, job: Job) -> bool:
         now = self._store.job(job.id)
         return now.attempt > job.attempt or now.state not in (JobState.RUNNING, JobState.FINALIZING)

@@ -1,7 +1,7 @@
 """``python -m tests.soak.survivors``: which processes survive which death, on its own target.
 
-A job's script starts what scripts start: a child, one in a session of its own that ignores SIGTERM,
-and a daemon with a wiped environment. Then one process is killed, and all are watched.
+A job's script starts a child, a process in its own session that ignores SIGTERM, and a daemon with
+a wiped environment. Then one process is killed, and all others are watched.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.local_target import LocalTarget
 WATCHED_S = 25.0
 LOOK_S = 0.02
 CHILD, SESSION, DAEMON = "its child", "in a session of its own", "daemon"
-# How long each of them sleeps, which identifies it; the job adds its own fraction.
+# The seconds that each of them sleeps identify it; the job adds its own fraction.
 SLEEPS = {CHILD: 100_001, SESSION: 100_002, DAEMON: 100_003}
 RANK, HOST, WARM, AGENT, ACTOR = (
     "rank",
@@ -65,11 +65,11 @@ while not os.path.exists(os.environ["GO"]):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of all after one death.
+    """Which processes died after one death.
 
     Attributes:
-        dead_s: Roles → seconds after which they were dead; None for those that lived.
-        end: The job's state in the end, and how many attempts that took.
+        dead_s: Role → seconds until the process was dead; None if it survived.
+        end: The job's final state, and its number of attempts.
     """
 
     killed: str
@@ -78,18 +78,18 @@ class Outcome:
 
     @property
     def living(self) -> set[str]:
-        """The roles that lived."""
+        """The roles of the processes that survived."""
         return {role for role, seconds in self.dead_s.items() if seconds is None}
 
     @property
     def row(self) -> str:
-        """A line of the table."""
+        """The row of the table."""
         cells = ["lives" if (at := self.dead_s[role]) is None else f"{at:.1f}" for role in ROLES]
         return f"| {self.killed} | {' | '.join(cells)} | {self.end} |"
 
 
 class Scene:
-    """A running job, and all processes that have to do with it."""
+    """A running job, and the processes that serve it."""
 
     def __init__(self, jobs: Jobs, target: LocalTarget) -> None:
         from tests.faults.test_processes_killed import (
@@ -122,7 +122,7 @@ class Scene:
         }
 
     def killed(self, what: str, watched_s: float, enough: Callable[[set[str]], bool]) -> Outcome:
-        """Kill one, and watch the others for a time, or until the living are few enough."""
+        """Kill one process; watch the others until `enough` holds for the living roles, or time is up."""
         from rayjobs.target import local_head
 
         head = self._target.head
@@ -185,7 +185,7 @@ hosts notice the death of their raylet and end on their own.
 
 
 def table(outcomes: list[Outcome], held_by: str) -> str:
-    """Return the document."""
+    """Return the text of the page."""
     return "\n".join(
         [
             INTRODUCTION,
@@ -202,10 +202,10 @@ def table(outcomes: list[Outcome], held_by: str) -> str:
 
 
 def main() -> int:
-    """Measure, and write the document."""
+    """Measure, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.survivors", description=__doc__)
     parser.add_argument("--report", type=Path, default=Path("docs/who-survives.md"))
-    asked = parser.parse_args()
+    options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="rjw-", dir="/tmp"))
     os.environ |= {
         "RAYJOBS_HOME": str(root / "h"),
@@ -227,8 +227,8 @@ def main() -> int:
                 outcomes.append(scene.killed(what, WATCHED_S, never))
                 held_by = str(jobs.attempt(scene.job).exits[0].tree)
                 print(outcomes[-1].row, flush=True)
-        asked.report.write_text(table(outcomes, held_by))
-        print(f"wrote {asked.report}")
+        options.report.write_text(table(outcomes, held_by))
+        print(f"wrote {options.report}")
     finally:
         targets.stop_target(force=True, home=root / "h")
         shutil.rmtree(root, ignore_errors=True)
