@@ -37,15 +37,15 @@ def lines() -> list[list[str]]:
 
 
 def test_first_screen_names_existing_files_and_commands() -> None:
-    kept = subprocess.run(
+    tracked = subprocess.run(
         ["git", "ls-files", "examples"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
     typed = lines()
     files = [word for words in typed for word in words if word.startswith("examples/")]
     assert len(files) >= 3
-    assert set(files) <= set(kept)
+    assert set(files) <= set(tracked)
     commands = [words[1:] for words in typed if words[0] == "rayjobs"]
-    assert len(commands) + 1 == len(typed)  # and the script that makes the data
+    assert len(commands) + 1 == len(typed)  # the other one is the script that makes the data
     for words in commands:
         # Parsed completely, but not run.
         group: click.Command = main

@@ -1,4 +1,4 @@
-"""The example with pictures in a bucket, as its README types it, against a real S3 server."""
+"""The example with pictures in a bucket, as its README shows it, against a real S3 server."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def test_exported_credentials_reach_a_running_target(
     Path("read.py").write_text("import os\nprint(open(os.environ['x'] + '/a.txt').read())\n")
     try:
         for mode in ("mount", "download"):
-            asked = ("read.py", "--input", f"x=late/data:{mode}")
-            job = rayjobs("submit", "-d", "-q", *asked).strip()
+            arguments = ("read.py", "--input", f"x=late/data:{mode}")
+            job = rayjobs("submit", "-d", "-q", *arguments).strip()
             rayjobs("wait", job)
             assert "digits" in rayjobs("logs", job)
         for root in (local_target.home, locate()):
@@ -126,7 +126,7 @@ def test_exported_credentials_reach_a_running_target(
         # Refused credentials spend one attempt.
         rayjobs("target", "secret", "set", "LATE_KEY")
         monkeypatch.setenv("LATE_SECRET", "wrong")
-        wrong = rayjobs("submit", "-d", "-q", *asked).strip()
+        wrong = rayjobs("submit", "-d", "-q", *arguments).strip()
         rayjobs("wait", wrong, code=1)
         shown = json.loads(rayjobs("show", wrong, "--json"))
         assert (shown["state"], shown["attempt"]) == ("Failed", 1)
@@ -134,5 +134,5 @@ def test_exported_credentials_reach_a_running_target(
         for name in keys:
             monkeypatch.delenv(name)
             rayjobs("target", "secret", "rm", name)
-    refused = rayjobs("submit", "-d", "-q", *asked, code=2)
+    refused = rayjobs("submit", "-d", "-q", *arguments, code=2)
     assert "rayjobs target secret set LATE_KEY" in refused

@@ -1,4 +1,4 @@
-"""Notebooks of tests."""
+"""Notebook files for tests."""
 
 from __future__ import annotations
 

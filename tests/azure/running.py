@@ -27,13 +27,13 @@ def copy_twin(name: str, folder: Path) -> Path:
 
 
 def as_notebook(script: Path) -> Path:
-    """Write the parts of a file between lines `# %%` as the cells of a notebook next to it."""
+    """Write a notebook next to a file, whose lines `# %%` separate the cells."""
     _, *cells = script.read_text().split("# %%\n")
     return write_notebook(script.with_suffix(".ipynb"), *cells)
 
 
 def map_urls(cwd: Path, **named: Path) -> None:
-    """Let files answer for `https://data.invalid/NAME`."""
+    """Map each `https://data.invalid/NAME` to a file."""
     mappings = [f"https://data.invalid/{path.name}={path}" for path in named.values()]
     done = subprocess.run(
         [sys.executable, "-m", "rayjobs", "azureml", "map", *mappings],
@@ -60,13 +60,13 @@ def azureml_run(
 
 
 def ran(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in a folder; it must end well."""
+    """Run a program in a folder; it must succeed."""
     done = azureml_run(*arguments, cwd=folder, limit_s=LIMIT_S, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
 def output_of(folder: Path, program: str, **variables: str) -> str:
-    """Run a program that must end well; return all that it printed."""
+    """Run a program that must succeed; return all its output."""
     done = ran(folder, program, **variables)
     return done.stdout + done.stderr

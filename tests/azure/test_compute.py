@@ -1,4 +1,4 @@
-"""Computes are made, found and bound to targets; machine sizes say what a process gets."""
+"""Compute targets are created, found and mapped; machine sizes determine a process's share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each parameter of an estimator: what it does to the job's record, or how it is refused."""
+"""Each parameter of an estimator: its effect on the job's record, or its refusal."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _instead(job: Job) -> list[str]:
     return [one.asked for one in job.spec.substitutes]
 
 
-# Parameter: what is given with it, what is read of the job, and what that is then. `DATA` stands
-# for the datastore.
+# Parameter: the arguments that set it, what is read from the job, and the expected value. An
+# argument `DATA` becomes a reference to data in the default datastore.
 DATA = object()
 EFFECTS: dict[str, tuple[dict[str, Any], Seen, Any]] = {
     "source_directory": ({}, lambda job: Path(job.spec.source_directory or "").name, "src"),
@@ -136,7 +136,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], Seen, Any]] = {
     ),
 }
 
-# Parameter: what is given with it, and the words of a sentence that is printed.
+# Parameter: the arguments that set it, and a part of the notice that is printed.
 NOTICES: dict[str, tuple[dict[str, Any], str]] = {
     "vm_priority": ({"vm_priority": "lowpriority"}, "ignores the job's machine size and priority"),
     "shm_size": ({"shm_size": "1g"}, "shm_size='1g': no effect: the job runs without"),
@@ -148,7 +148,7 @@ NOTICES: dict[str, tuple[dict[str, Any], str]] = {
     ),
 }
 
-# Parameter: what is given with it, and the words of its refusal.
+# Parameter: the arguments that set it, and a part of the refusal.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "use_gpu": ({"use_gpu": True}, "it needs GPUs, and target 'local' has none"),
     "source_directory_data_store": (

@@ -1,4 +1,4 @@
-"""`import azureml` is answered by rayjobs: all of it, or nothing, and never mixed with the real."""
+"""rayjobs provides the whole of `azureml` or nothing, and never mixes it with the real one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ print(choice, sorted(set(dir(azureml.core)) & {"Workspace", "Dataset"}))
 
 
 def test_exceptions_have_the_sdk_base_classes() -> None:
-    """Source: `azureml.exceptions` of azureml-core 1.61: what is not named has AzureMLException."""
+    """Source: `azureml.exceptions` of azureml-core 1.61; the others have AzureMLException."""
     other = {
         "AzureMLException": "Exception",
         "AuthenticationException": "UserErrorException",
@@ -80,7 +80,7 @@ def test_exceptions_have_the_sdk_base_classes() -> None:
 
 
 def test_import_loads_no_third_party_package() -> None:
-    """A driver begins at once: what a name stands for is loaded when the program asks for it."""
+    """A driver starts at once: a name is loaded when the program first uses it."""
     source = """
 import sys
 import rayjobs.azureml.install, azureml.core
@@ -131,7 +131,7 @@ for line in ("from azureml.core import Workspac", "import azureml.core.nothing")
 
 
 def test_the_real_package_is_never_half_shadowed(real: Path) -> None:
-    """In a driver run by rayjobs, our package replaces all of it, and reports it."""
+    """In a driver run by rayjobs, our package replaces the real one entirely, and says so."""
     source = """
 import rayjobs.azureml.install
 import azureml.core

@@ -57,14 +57,14 @@ def test_script_estimator_and_sweep_of_one_driver(
 
 
 def runs_of(experiment: str) -> list[JobRun]:
-    """Return an experiment's runs, the newest first, of a workspace that stays open."""
+    """Return an experiment's runs, the newest first; their workspace stays open."""
     return list(Workspace().experiments[experiment].get_runs())
 
 
 def test_distributed_training_on_a_gpu_cluster_runs_on_cpus_only_when_that_is_allowed(
     local_target: LocalTarget, own_home: Path
 ) -> None:
-    """PyTorchConfiguration asks for nccl; two nodes of one process meet by gloo on CPUs."""
+    """PyTorchConfiguration requests nccl; on CPUs, two nodes of one process connect with gloo."""
     folder = copy_twin("ddp", own_home)
     map_urls(folder, cifar=cifar_like(own_home / "cifar.tar.gz"))
     (folder / "gpus.py").write_text(NO_GPUS)
@@ -238,7 +238,7 @@ def pictures(path: Path) -> Path:
 
 
 def write_iris(path: Path) -> None:
-    """Write scikit-learn's iris as the notebook's file has it."""
+    """Write scikit-learn's iris data in the format of the notebook's file."""
     from sklearn.datasets import load_iris
 
     data, labels = load_iris(return_X_y=True)
@@ -249,7 +249,7 @@ def write_iris(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-# The tests' target reports GPUs; this program runs another one as on a target without GPUs.
+# The tests' target reports GPUs; this program runs another one as if the target had none.
 NO_GPUS = """
 import dataclasses, runpy, sys
 from rayjobs.target import targets

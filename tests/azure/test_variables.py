@@ -1,4 +1,4 @@
-"""The table of Azure ML's variables is what a job's processes get, no more and no less."""
+"""The table of Azure ML's variables lists exactly those that a job's processes get."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayjobs.launch.plan import AttemptContext
 from tests.support.local_target import LocalTarget
 from tests.unit.launch.test_torch_env import context as torch_context
 
-# All that Azure ML v1 sets in a job, or that its examples and its community read there.
+# The variables that Azure ML v1 sets in a job, or that examples and community code read in one.
 NAMED = [
     "AZUREML_RUN_ID",
     "AZUREML_ROOT_RUN_ID",

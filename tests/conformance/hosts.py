@@ -34,12 +34,12 @@ _serial = itertools.count()
 
 @functools.cache
 def namespaces_work() -> bool:
-    """Whether this machine allows PID namespaces: asked as a node agent asks."""
+    """Whether this machine allows PID namespaces, as a node agent checks it."""
     program = Path(plans.__file__).with_name("namespace.py")
-    asked = subprocess.run(
+    checked = subprocess.run(
         [sys.executable, "-S", "-E", str(program)], stdout=subprocess.PIPE, check=True, cwd="/"
     )
-    return bool(json.loads(asked.stdout)["works"])
+    return bool(json.loads(checked.stdout)["works"])
 
 
 def base_env() -> dict[str, str]:
@@ -48,7 +48,7 @@ def base_env() -> dict[str, str]:
 
 
 def until(look: Callable[[], Found | None], what: str, deadline_s: float = DEADLINE_S) -> Found:
-    """Wait for a fact; fails, naming it, when it does not come to be."""
+    """Return the first true value of `look`; fail, naming `what`, if there is none in time."""
     deadline = time.monotonic() + deadline_s
     while True:
         found = look()
@@ -129,7 +129,7 @@ class Attempt:
         path.write_text(json.dumps(self.plan))
         return str(path)
 
-    def start_cold(self, reason: str = "asked for", **env: str) -> Attempt:
+    def start_cold(self, reason: str = "requested", **env: str) -> Attempt:
         """Start a cold host; `env` is added to the host's own environment."""
         self.identity = asyncio.run(
             hostclient.start_cold(
@@ -159,7 +159,7 @@ class Attempt:
         return asyncio.run(self.host.cancel(grace_s=grace_s, timeout_s=DEADLINE_S))
 
     def wait(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
-        """The JSON of the exit record, once the host has ended too."""
+        """Return the JSON of the exit record, once the host has also ended."""
         record = asyncio.run(self.host.wait(timeout_s=deadline_s))
         identity = self.identity
         assert identity is not None
@@ -189,14 +189,14 @@ class Attempt:
         return None
 
     def members(self) -> list[ProcessStat]:
-        """Living processes of the attempt, those with a wiped environment too."""
+        """Return the attempt's living processes, including those with a wiped environment."""
         assert self.identity is not None
         found = {stat.pid: stat for stat in descendants(self.identity.pid)}
         found.update((stat.pid, stat) for stat in find_leftovers(self.marker))
         return list(found.values())
 
     def truth(self) -> tuple[int, bytes]:
-        """What `python script.py` gives: its return code and its output, byte for byte.
+        """Return the return code and the exact output of `python script.py`.
 
         Runs in the same folder, with the same environment, so that paths agree.
         """
@@ -225,11 +225,11 @@ def run_as_nobody(
 
     Args:
         way: cold or warm.
-        python_in_image: What its ranks run, which is not the host's interpreter then.
+        python_in_image: The interpreter of the ranks, if it is not the host's.
     """
     python = python_of_others()
     if python is None:
-        pytest.skip("another user can reach no Python here")
+        pytest.skip("no Python here is accessible to another user")
     attempt.plan["python"] = python_in_image or python
     injob = Path(plans.__file__).parent
     socket = str(folder / "w.sock")
@@ -282,7 +282,7 @@ class SharedWarm:
         self._socket: str | None = None
 
     def socket(self, folder: Path) -> str:
-        """Its socket; the first caller's folder holds it."""
+        """Return its socket, which is in the folder of the first caller."""
         if self._socket is None:
             home = folder / f"warm-{os.getpid()}-{len(self._preload)}"
             home.mkdir()
@@ -299,12 +299,12 @@ class SharedWarm:
         return self._socket
 
     def stop(self) -> None:
-        """End it. Idempotent."""
+        """End the interpreter, if it was started."""
         if self._socket is not None:
             asyncio.run(hostclient.stop_warm(self._socket))
 
 
-# Taking torch down at the end of a rank costs a second, so what does not need it uses the other.
+# With torch, the end of a rank takes a second longer: tests that do not need it use `_light`.
 _light = SharedWarm(())
 _with_torch = SharedWarm(("torch", "torch._dynamo", "numpy"))
 

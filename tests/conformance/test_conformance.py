@@ -16,14 +16,14 @@ __all__ = ["torch_warm", "warm"]
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(600)]
 SCRIPTS = Path(__file__).parent / "scripts"
-# What only holds the processes (a cgroup, their host) cannot be seen by them; a namespace can.
+# Processes cannot detect a cgroup or their host; they can detect a namespace.
 WAYS = ("cold", "warm", *(("cold namespace", "warm namespace") if namespaces_work() else ()))
 
 
 def run(way: str, attempt: Attempt, socket: str) -> tuple[int, bytes]:
-    """Run an attempt; its return code as `subprocess` gives it, and its output."""
+    """Run an attempt; return its return code, as `subprocess` gives it, and its output."""
     for name in ("log/driver_0.log", "exit.json", "host.json"):
-        (attempt.root / name).unlink(missing_ok=True)  # of the way before
+        (attempt.root / name).unlink(missing_ok=True)  # of the previous way
     attempt.plan["hold"] = ["namespace"] if "namespace" in way else ["cgroup", "scan"]
     attempt.start_cold() if "cold" in way else attempt.start(socket)
     record = attempt.wait()
@@ -36,7 +36,7 @@ def run(way: str, attempt: Attempt, socket: str) -> tuple[int, bytes]:
 
 
 def difference(expected: bytes, found: bytes) -> list[str]:
-    """The lines in which two outputs differ."""
+    """Return the lines in which two outputs differ."""
     before, after = (text.decode("utf-8", "replace").splitlines() for text in (expected, found))
     differing = difflib.unified_diff(before, after, "python", "rayjobs", lineterm="", n=1)
     return list(differing) or ([] if expected == found else [repr(expected), repr(found)])
@@ -46,8 +46,8 @@ def report(way: str, expected: bytes, found: bytes) -> str:
     return "\n".join([way, *difference(expected, found)])
 
 
-def three_ways(folder: Path, socket: str, script: str, *arguments: str, **plan: object) -> bytes:
-    """Run `script` in all three ways, demand the same outcome and output, and return that."""
+def every_way(folder: Path, socket: str, script: str, *arguments: str, **plan: object) -> bytes:
+    """Run `script` in every way; require the same return code and output, and return the latter."""
     attempt = Attempt.make(folder, script, *arguments, **plan)  # type: ignore[arg-type]
     truth = attempt.truth()
     (attempt.root / "truth.log").unlink()
@@ -65,7 +65,7 @@ def script(name: str) -> str:
 
 
 def test_process_and_interpreter_look_the_same(short_path: Path, torch_warm: str) -> None:
-    printed = three_ways(
+    printed = every_way(
         short_path, torch_warm, script("facts"), "--x", "$RANK", "${RANK}b", "$NOPE"
     )
     facts = json.loads(printed)
@@ -126,16 +126,16 @@ def test_script_in_a_subfolder_imports_its_neighbour(short_path: Path, warm: str
     ],
 )  # fmt: skip
 def test_exit_and_traceback_are_the_same(short_path: Path, warm: str, source: str) -> None:
-    three_ways(short_path, warm, source)
+    every_way(short_path, warm, source)
 
 
 def test_end_of_the_interpreter_is_the_same(short_path: Path, torch_warm: str) -> None:
-    printed = three_ways(short_path, torch_warm, script("farewell"))
+    printed = every_way(short_path, torch_warm, script("farewell"))
     assert printed.split() == [b"main", b"thread", b"atexit", b"del"]
 
 
-# What `faulthandler` prints that differs between two runs (thread ids), that is not of the script
-# (frames of what started it), or that names all packages which a warm interpreter has imported.
+# The output of `faulthandler` that differs between runs (thread ids), does not belong to the script
+# (frames of its launcher), or lists the packages that a warm interpreter has imported.
 _THREAD = re.compile(rb"0x[0-9a-f]+")
 _NOT_OF_THE_SCRIPT = re.compile(
     rb'^  File ".*/(?:rayjobs/injob|asyncio|runpy)[/.].*\n|^  File "<frozen .*\n'
@@ -154,7 +154,7 @@ _NOT_OF_THE_SCRIPT = re.compile(
     ],
 )
 def test_a_crash_shows_its_python_stack(short_path: Path, warm: str, source: str) -> None:
-    """The other difference that is wanted: as by ``python -X faulthandler script.py``."""
+    """The other intended difference: crashes look as under ``python -X faulthandler script.py``."""
     attempt = Attempt.make(short_path, source, env={"PYTHONFAULTHANDLER": "1"})
     code, output = attempt.truth()
     assert code in (-signal.SIGSEGV, -signal.SIGABRT)
@@ -189,7 +189,7 @@ def test_missing_script_is_reported_as_python_does(short_path: Path, warm: str) 
 
 
 def test_signal_handlers_work(short_path: Path, warm: str) -> None:
-    three_ways(short_path, warm, script("signals"))
+    every_way(short_path, warm, script("signals"))
 
 
 def test_random_numbers_differ_between_ranks_and_repeat_under_a_seed(
@@ -204,12 +204,12 @@ def test_random_numbers_differ_between_ranks_and_repeat_under_a_seed(
 
 
 def test_multiprocessing_works_in_every_start_method(short_path: Path, torch_warm: str) -> None:
-    printed = three_ways(short_path, torch_warm, script("processes"))
+    printed = every_way(short_path, torch_warm, script("processes"))
     assert printed.count(b"[1, 4, 9]") == 3
 
 
 def test_torch_trains_with_workers_and_threads(short_path: Path, torch_warm: str) -> None:
-    printed = three_ways(short_path, torch_warm, script("training"), threads=1)
+    printed = every_way(short_path, torch_warm, script("training"), threads=1)
     facts = json.loads(printed)
     assert facts["torch_threads"] == 1 and facts["batches"] == 4 and facts["workers"] == 2
 
@@ -253,7 +253,7 @@ def test_warm_interpreter_has_started_no_threads_and_touched_no_device(
 
 
 def test_a_line_is_in_the_log_as_soon_as_it_is_whole(tmp_path: Path, warm: str) -> None:
-    """The one difference that is wanted: a log is read while it is written."""
+    """The one intended difference: a log can be read while it is written."""
     text = "import os\nprint('whole')\nprint('part', end='')\nos._exit(0)\n"
     attempt = Attempt.make(tmp_path, text)
     for way in WAYS:

@@ -60,7 +60,7 @@ def test_a_rank_sees_the_image_and_its_own_folders_and_writes_next_to_the_image(
     assert seen["modules"] == []
     assert not (image / "of-the-image").exists()
     assert (attempt.root / "container/upper/of-the-image").read_text() == "changed"
-    assert record["cold"] == "asked for"
+    assert record["cold"] == "requested"
     assert record["tree"] == "namespace"
     assert mounts_below(short_path) == []
 
@@ -204,7 +204,7 @@ print(open("/input/file").read(), open("/etc/hosts").read() == open("/node-hosts
     )
     assert attempt.start_cold().wait()["outcome"] == "completed", attempt.log()
     assert attempt.log() == b"30\nstored True\n"
-    # A link of the image that leads to a folder of the node makes nothing there.
+    # A link in the image to a folder of the node creates nothing in that folder.
     trapped = tmp_path / "trapped"
     trapped.mkdir()
     (trapped / "input").symlink_to(trap)
@@ -263,7 +263,7 @@ def test_a_host_of_another_user_uses_a_user_namespace(
     record = run_as_nobody(attempt, short_path, "cold", python_in_image=PYTHON)
     assert record["outcome"] == "completed", (record["reason"], attempt.log())
     assert attempt.log() == b"65534\nx\n"
-    # An image of root's, where that user must not make what the container needs.
+    # An image owned by root, in which that user cannot create what the container needs.
     theirs = in_image(Attempt.make(short_path, "pass"), image)
     record = run_as_nobody(theirs, short_path, "cold", python_in_image=PYTHON)
     assert record["outcome"] == "host_error"

@@ -1,4 +1,4 @@
-"""An attempt in a PID namespace: known truly from outside, with all mounts, for any user."""
+"""An attempt in a PID namespace: its real pids are known, its mounts visible, for any user."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_rank_sees_only_processes_of_its_own_attempt(short_path: Path, warm: str
 
 
 def test_rank_can_be_inspected_from_outside(short_path: Path, warm: str) -> None:
-    """By py-spy, as a node agent or a person does: by the pid in the records."""
+    """With py-spy, as a node agent or a user does, by the recorded pid."""
     source = (
         "import time\n"
         "def in_the_loop():\n    print('in', flush=True)\n    time.sleep(600)\n"
@@ -80,7 +80,7 @@ def test_rank_can_be_inspected_from_outside(short_path: Path, warm: str) -> None
     attempt.wait()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="making a mount takes root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_node_mounts_are_visible_and_proc_is_private(short_path: Path, warm: str) -> None:
     point = short_path / "data"
     point.mkdir()
@@ -98,11 +98,11 @@ def test_node_mounts_are_visible_and_proc_is_private(short_path: Path, warm: str
 
 
 @pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming another user takes root"
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming another user needs root"
 )
 @pytest.mark.parametrize("way", ["cold", "warm"])
 def test_plain_user_gets_a_namespace_without_extra_rights(short_path: Path, way: str) -> None:
-    """Through a user namespace, in which a process would have rights over its own files at first.
+    """Through a user namespace, in which a process initially has every right on its own files.
 
     Off switch: no `drop_capabilities` in `Namespace.enter`.
     """

@@ -35,25 +35,25 @@ print("ran with", sys.prefix)
 
 
 def _oldest_python() -> str | None:
-    """A Python 3.8 of this machine: on the PATH, or among those of pyenv; None: there is none."""
+    """Return a Python 3.8 of this machine, from PATH or pyenv; None if there is none."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found = [shutil.which("python3.8"), *map(str, sorted(pyenv.glob("versions/3.8.*/bin/python")))]
     for python in filter(None, found):
-        asked = subprocess.run(
+        reported = subprocess.run(
             [python, "-c", "import sys; print(sys.version_info[:2])"],
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
-        if asked.stdout.strip() == "(3, 8)":  # a shim of pyenv may answer for another version
+        if reported.stdout.strip() == "(3, 8)":  # a shim of pyenv may answer for another version
             return python
     return None
 
 
 @pytest.fixture(scope="module", params=["ours", "3.8"])
 def other_python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The interpreter of an empty environment whose packages all clash with ours."""
+    """The interpreter of an environment whose only packages clash with ours."""
     python = sys.executable if request.param == "ours" else _oldest_python()
     if python is None:
         pytest.skip("this machine has no Python 3.8")

@@ -1,4 +1,4 @@
-"""What an attempt sees of its inputs: it cannot change what they come from, by whatever path."""
+"""An attempt cannot change the sources of its inputs, by any path."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ pytestmark = [
     pytest.mark.skipif(not namespaces_work(), reason="no namespaces on this machine"),
 ]
 
-# Prints for each path whether it could be written to, and what it holds then.
+# Prints for each path whether it could be written, and its content afterwards.
 WRITES = """
 import errno, os, sys
 for path in sys.argv[1:]:
     try:
         with open(path, "r+") as file:
             file.write("CHANGED")
-        said = "written"
+        outcome = "written"
     except OSError as error:
-        said = errno.errorcode[error.errno]
-    print(said, open(path).read())
+        outcome = errno.errorcode[error.errno]
+    print(outcome, open(path).read())
 print(os.path.exists("/proc/self/status"), os.listdir("."))
 print(*[line.split()[1] for line in open("/proc/self/status") if line[:6] == "CapEff"])
 """
@@ -40,7 +40,7 @@ NO_RIGHTS = "0000000000000000"
 
 
 class Inputs:
-    """A stored folder that an attempt may only read, and a cached file it has a layer over."""
+    """A stored folder that is read-only for an attempt, and a cached file below its own layer."""
 
     def __init__(self, folder: Path) -> None:
         self.stored = folder / "store" / "pets" / "1.txt"
@@ -112,7 +112,7 @@ def test_all_ranks_of_a_node_share_one_layer(short_path: Path, warm: str) -> Non
 
 
 @pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming another user takes root"
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming another user needs root"
 )
 @pytest.mark.parametrize("hold", [["scan"], ["namespace"]], ids=["scan", "namespace"])
 @pytest.mark.parametrize("way", ["cold", "warm"])
@@ -146,7 +146,7 @@ def test_attempt_inside_its_input_can_write_its_own_files(short_path: Path, warm
 def test_mounts_below_an_input_are_read_only(short_path: Path, warm: str) -> None:
     """Off switch: only the folder itself is remounted."""
     if os.geteuid() != 0:
-        pytest.skip("making a mount takes root")
+        pytest.skip("mounting needs root")
     inputs = Inputs(short_path / "data")
     point = inputs.stored.parent / "more data"
     point.mkdir()
@@ -189,7 +189,7 @@ def test_a_folder_that_stays_writable_is_read_only_where_it_is_shown(
     inputs = Inputs(short_path / "data")
     place = short_path / "data" / "place"
     place.mkdir()
-    views = {"shown": [(str(short_path), str(place))]}  # it holds the attempt too, as a home may
+    views = {"shown": [(str(short_path), str(place))]}  # contains the attempt, as a home may
     shown = place / inputs.stored.relative_to(short_path)
     source = WRITES + "open('outputs/made', 'w').write('made')\n"
     attempt = Attempt.make(short_path, source, str(shown), str(inputs.stored), views=views)

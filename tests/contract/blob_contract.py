@@ -1,4 +1,4 @@
-"""What every blob store promises; each implementation's test class gives `blobs`."""
+"""The contract of blob stores; each implementation's test class provides `blobs`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayjobs.workspace.blobs import BlobStore, blob_key
 
 
 def digest_of(data: bytes) -> str:
-    """Return the digest as blobs and rows say it."""
+    """Return the digest in the form of blobs and rows."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
@@ -73,14 +73,14 @@ class BlobContract:
     def test_bytes_with_another_digest_are_refused(self, blobs: BlobStore, tmp_path: Path) -> None:
         (tmp_path / "source").write_bytes(b"changed")
         blobs.put_bytes(b"before", "a")
-        wanted = digest_of(b"as announced")
-        with pytest.raises(StoreError, match=wanted):
-            blobs.put_file(tmp_path / "source", "a", digest=wanted)
-        with pytest.raises(StoreError, match=wanted):
-            blobs.add_file(tmp_path / "source", digest=wanted)
+        expected = digest_of(b"as announced")
+        with pytest.raises(StoreError, match=expected):
+            blobs.put_file(tmp_path / "source", "a", digest=expected)
+        with pytest.raises(StoreError, match=expected):
+            blobs.add_file(tmp_path / "source", digest=expected)
         (tmp_path / "target").write_bytes(b"mine")
-        with pytest.raises(StoreError, match=wanted):
-            blobs.get_to("a", tmp_path / "target", digest=wanted)
+        with pytest.raises(StoreError, match=expected):
+            blobs.get_to("a", tmp_path / "target", digest=expected)
         assert content(blobs, "a") == b"before"
         assert (tmp_path / "target").read_bytes() == b"mine"
         assert list(blobs.list()) == ["a"]

@@ -1,4 +1,4 @@
-"""What every store promises; each implementation's test class inherits it and gives `store`."""
+"""The contract of stores; each implementation's test class inherits it and provides `store`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TurnedClock:
 
 
 def submit(store: Store, spec: JobSpec = SPEC, **values: Any) -> Job:
-    """Submit a job with what most tests do not care about."""
+    """Submit a job, with defaults for values that most tests do not need."""
     return store.submit(
         NewJob(spec=spec, **{"experiment": "mnist", "snapshot": None, "user": "ada", **values})
     )[0]
@@ -554,11 +554,11 @@ class StoreContract:
         job = submit(store)
         bring(store, job, state)
         assert store.request_cancel(job.id, by="ada") is state
-        asked = store.job(job.id)
-        assert asked.cancel_requested_at is not None
-        assert asked.state is state
+        requested = store.job(job.id)
+        assert requested.cancel_requested_at is not None
+        assert requested.state is state
         assert store.request_cancel(job.id, by="bob") is state
-        assert store.job(job.id) == asked
+        assert store.job(job.id) == requested
         assert [e.message for e in store.events(job.id) if e.kind == "cancel"] == [
             "cancel requested by ada"
         ]
@@ -641,8 +641,8 @@ class StoreContract:
         holds()
 
 
-# A call, the state it names, and how far its attempt is from the job's newest. "next" is the
-# call that a well-behaved actor would make; without it few jobs would get far.
+# A call, the state it names, and the distance of its attempt from the job's newest. "next" is the
+# call of a correct actor; without it, few jobs would get past their first states.
 CALLS = st.tuples(
     st.sampled_from(["next", "next", "start", "move", "finish", "requeue", "cancel"]),
     st.sampled_from([*S]),
@@ -658,7 +658,7 @@ NEXT_CALL = {
 
 
 def check_order(store: Store, calls: list[tuple[str, JobState, int]]) -> None:
-    """Make the calls on a new job; after each, nothing that must hold may be broken."""
+    """Make the calls on a new job; check the invariants after each."""
     job = submit(store)
     for call, state, offset in calls:
         before = store.job(job.id)

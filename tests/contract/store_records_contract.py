@@ -1,4 +1,4 @@
-"""What every store promises of allocations, histories, metrics and files."""
+"""The contract of stores for allocations, histories, metrics and files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def metrics_in_pages(store: Store, job: str, name: str | None = None) -> list[Me
 
 
 class StoreRecordsContract:
-    """Gives the tests of a store's records to an implementation's class, as `StoreContract`."""
+    """Tests of a store's records, which an implementation's class inherits like `StoreContract`."""
 
     # -- allocations -----------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class StoreRecordsContract:
             other.serial: {"loss": "NaN"},
         }
         assert store.last_metrics(["text", "none"]) == {job.serial: {"text": {"kind": "x"}}}
-        # Sent again, it is the same; a newer attempt's points take its place, late ones never.
+        # A point sent again changes nothing; only points of a newer attempt replace it.
         store.add_metrics(job.id, [point(0, step=0, value=0.9)])
         store.requeue(job.id, attempt=1, reason="node lost", outcome=Outcome.NODE_LOST)
         store.start(job.id, attempt=1, allocation="rj-local-2")

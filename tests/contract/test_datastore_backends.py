@@ -1,4 +1,4 @@
-"""What every storage promises; the S3 storage's tests inherit it too."""
+"""The contract of storages; the tests of S3 inherit it as well."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ TREE = {"a/one.txt": b"one", "a/b/two.txt": b"two two", "top.txt": b"", "a b/ü+
 
 
 class BackendContract:
-    """Give `backend` (empty) in the inheriting class."""
+    """The inheriting class provides `backend`, which is empty."""
 
     @pytest.fixture
     def local(self, tmp_path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What every catalogue of datastores and datasets promises; a store's test class inherits it."""
+"""The contract of catalogues of datastores and datasets; a store's test class inherits it."""
 
 import pickle
 import threading
@@ -27,7 +27,7 @@ def a_dataset(name: str = "digits", id: str = "id-1") -> DatasetRecord:
 
 
 class CatalogueContract:
-    """Give `catalogue` in the inheriting class."""
+    """The inheriting class provides `catalogue`."""
 
     def test_implementation_is_a_catalogue(self, catalogue: Catalogue) -> None:
         assert isinstance(catalogue, Catalogue)

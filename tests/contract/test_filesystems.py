@@ -1,4 +1,4 @@
-"""What `Datastore.filesystem` promises, on every kind of storage: paths begin at the top."""
+"""The contract of `Datastore.filesystem` on every kind of storage: paths start at its root."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = {"a.txt": b"a", "tables/x.csv": b"x,y\n1,2\n", "tables/deep/y.csv": b"x,
 
 
 class FileSystemContract:
-    """Tests that every file system passes; `store` has nothing in it."""
+    """Tests that every file system passes; `store` is empty."""
 
     @pytest.fixture
     def store(self) -> Datastore:
@@ -28,7 +28,7 @@ class FileSystemContract:
 
     @pytest.fixture
     def system(self, store: Datastore, tmp_path: Path) -> Any:
-        """The file system of a datastore that has `FILES`, uploaded by the datastore."""
+        """The file system of a datastore to which `FILES` were uploaded."""
         for path, content in FILES.items():
             (tmp_path / "up" / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "up" / path).write_bytes(content)
@@ -89,7 +89,7 @@ class FileSystemContract:
         assert system.glob("nothing/*") == []
 
     def test_a_new_file_is_seen_at_once(self, system: Any, store: Datastore) -> None:
-        """Listings are not kept: another process may have written."""
+        """Listings are not cached: another process may have written."""
         assert system.glob("*.txt") == ["a.txt"]
         store.filesystem().pipe_file("b.txt", b"b")
         assert system.glob("*.txt") == ["a.txt", "b.txt"]

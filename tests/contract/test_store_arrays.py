@@ -1,4 +1,4 @@
-"""Arrays: written as one, found by index, ended by their last member, changed together."""
+"""Arrays: submitted as one, found by index, ended by their last member, changed together."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_ended_job_is_not_held(store: SqlStore) -> None:
 def test_array_of_many_members_is_one_submit(
     store: SqlStore, request: pytest.FixtureRequest
 ) -> None:
-    # A cancel in PostgreSQL takes a round trip for each of them.
+    # A cancel in PostgreSQL takes a round trip for each member.
     count = 2_000 if "postgres" in request.node.name else 10_000
     spec = SPEC.model_copy(update={"array": Array(indices=f"0-{count - 1}")})
     array = submit_array(store, spec)

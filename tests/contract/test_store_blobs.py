@@ -1,4 +1,4 @@
-"""Blobs in a folder and in S3 keep every promise of a blob store."""
+"""Blobs in a folder and in S3 fulfill the contract of a blob store."""
 
 from __future__ import annotations
 

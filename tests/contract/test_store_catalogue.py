@@ -1,4 +1,4 @@
-"""The catalogue in the store keeps every promise of a catalogue, and outlives its process."""
+"""The catalogue in the store fulfills the contract of a catalogue, and persists."""
 
 from __future__ import annotations
 

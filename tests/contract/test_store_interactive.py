@@ -1,4 +1,4 @@
-"""What every store promises about interactive runs and their ends."""
+"""The contract of stores for interactive runs and their ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(store: Store, **values: Any) -> Job:
 
 
 class InteractiveContract:
-    """Each implementation's test class inherits it and gives `store`."""
+    """Each implementation's test class inherits it and provides `store`."""
 
     def test_interactive_run_is_running_from_the_start_and_hidden_from_targets(
         self, store: Store

@@ -1,4 +1,4 @@
-"""What every store promises of models: numbers, aliases, and what is never written."""
+"""The contract of stores for models: versions, aliases, and refusals."""
 
 from __future__ import annotations
 

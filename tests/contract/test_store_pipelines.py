@@ -1,4 +1,4 @@
-"""What every store promises about pipeline runs and their steps."""
+"""The contract of stores for pipeline runs and their steps."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def states(store: Store, pipeline: Pipeline) -> dict[str, str]:
 
 
 class PipelineContract:
-    """Each implementation's test class inherits it and gives `store`."""
+    """Each implementation's test class inherits it and provides `store`."""
 
     def test_run_and_all_steps_are_created_together(self, store: Store) -> None:
         run = chain(store, tags={"why": "test"})
@@ -162,7 +162,7 @@ class PipelineContract:
         assert states(store, again) == {"a": "Completed", "b": "Queued"}
         assert store.job("k-a").reason == "reused from j-a"
         assert store.attempts("k-a") == []
-        # What was reused is never an original itself.
+        # A reused step is never itself an original.
         assert [row.job for row in store.reusable_steps("key of a")] == ["j-a"]
         assert store.earlier_step("digits", "a").job == "j-a"  # type: ignore[union-attr]
         assert store.earlier_step("digits", "a", before="j-a") is None
@@ -228,7 +228,7 @@ class PipelineContract:
         with pytest.raises(UsageError, match="its only children are its steps"):
             store.start_run(interactive(parent=run.job.id))
         assert {one.id for one in store.jobs()} == {run.job.id, "j-a"}
-        # Below a step they are welcome.
+        # Below a step they are allowed.
         assert store.submit(replace(job, parent="j-a"))[1]
         assert store.start_run(interactive(parent="j-a"))[1]
 
@@ -315,9 +315,9 @@ class PipelineContract:
             "run": "r1",
             "seen": {"in/a": "2 y"},
         }
-        assert not store.settle_schedule(record.id, due=later, **settled), "it is due at another"
+        assert not store.settle_schedule(record.id, due=later, **settled), "it is not due then"
         assert store.settle_schedule(record.id, due=due, **settled)
-        assert not store.settle_schedule(record.id, due=due, **settled), "it was done already"
+        assert not store.settle_schedule(record.id, due=due, **settled), "it was settled already"
         expected = replace(
             record,
             next_at=later,
@@ -363,7 +363,7 @@ def _keyed(name: str) -> NewPipeline:
 
 
 class TestSqlStorePipelines(PipelineContract):
-    """The SQLite store keeps them."""
+    """The pipeline tests on a SQL store, and what only that store can contain."""
 
     @pytest.fixture
     def store(self, where: str | Path) -> Iterator[SqlStore]:
@@ -372,7 +372,7 @@ class TestSqlStorePipelines(PipelineContract):
         store.close()
 
     def adopt(self, store: SqlStore, child: str, parent: str) -> None:
-        """Write what earlier versions let in: a child of a pipeline run that is not a step."""
+        """Write a child of a pipeline run that is not a step, which earlier versions allowed."""
         with store._database.write(durable=True) as connection:
             connection.execute("UPDATE jobs SET parent = ? WHERE id = ?", (parent, child))
 

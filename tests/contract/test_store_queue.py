@@ -1,4 +1,4 @@
-"""What the queue learns of the past and is held to: durations, predictions, waits, usage."""
+"""The past as the queue uses it and is measured by it: durations, predictions, waits, usage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 class SetClock:
-    """A clock that stands where it is put."""
+    """A clock that shows the time that a test sets."""
 
     def __init__(self) -> None:
         self.at = AT
@@ -126,7 +126,7 @@ def test_run_time_of_earlier_attempts_is_reported_while_the_job_waits(
     assert store.earlier_runs([job.id]) == {job.id: 20.0}
     assert store.move(job.id, attempt=2, old=S.PREPARING, new=S.RUNNING)
     clock.go(5)
-    assert store.earlier_runs([job.id]) == {job.id: 20.0}  # its own times tell the rest
+    assert store.earlier_runs([job.id]) == {job.id: 20.0}  # without the current attempt
     assert store.finish(job.id, attempt=2, state=S.CANCELED)
     assert store.earlier_runs([job.id]) == {job.id: 20.0}
 

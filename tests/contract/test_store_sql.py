@@ -1,4 +1,4 @@
-"""The SQL store keeps every promise: in a file, in memory and in PostgreSQL."""
+"""The SQL store fulfills its contract in a file, in memory and in PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store promises about sweeps, their trials and their children."""
+"""The contract of stores for sweeps, their trials and their children."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def news(store: Store, sweep: Sweep, cursors: dict[str, Any]) -> dict[str, Child
 
 
 class SweepContract:
-    """Each implementation's test class inherits it and gives `store`."""
+    """Each implementation's test class inherits it and provides `store`."""
 
     def test_name_lookup_excludes_trials_of_a_sweep(self, store: Store) -> None:
         """Trials of HyperDrive have the name of their script, as jobs of that script have."""

@@ -45,7 +45,7 @@ def address_of(node: str) -> str:
 
 
 class FakeAgent:
-    """An agent whose attempts end on request of a test."""
+    """An agent whose attempts end when a test requests it."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
@@ -53,7 +53,7 @@ class FakeAgent:
         self.calls: list[tuple[str, str, int]] = []
         self.ends: dict[tuple[str, int], asyncio.Future[ExitRecord]] = {}
         self.prepare_error: Exception | None = None
-        self.prepares_until_stopped = False  # from the second request to stop on
+        self.prepares_until_stopped = False  # ends with the second request to stop
         self.launch_error: Exception | None = None
         self.collect_problems: list[str] = []
         self.lacks_files = False
@@ -65,7 +65,7 @@ class FakeAgent:
         self.silent: float | None = 0.0
 
     async def call(self, method: Call[Asked, Answer], message: Asked) -> Answer:
-        """See `Agent.call`: each call is a method of the same name; both ways are JSON."""
+        """See `Agent.call`: each call is a method of the same name; messages pass through JSON."""
         sent = method.asked.from_json(json.loads(json.dumps(message.to_json())))
         answer = await getattr(self, method.name)(sent)
         return method.answer.from_json(json.loads(json.dumps(answer.to_json())))
@@ -120,24 +120,24 @@ class FakeAgent:
         key = self._note("follow", on)
         return await asyncio.shield(self.future(key))
 
-    async def stop(self, asked: Stop) -> Nothing:
-        job, attempt = self._note("stop", asked.on)
-        self.stop_causes.append(asked.cause)
-        self.end(job, attempt, signal=15, node=asked.on.node, cause=asked.cause)
+    async def stop(self, request: Stop) -> Nothing:
+        job, attempt = self._note("stop", request.on)
+        self.stop_causes.append(request.cause)
+        self.end(job, attempt, signal=15, node=request.on.node, cause=request.cause)
         return Nothing()
 
-    async def renew(self, asked: Renew) -> Renewed:
-        self._note("renew", asked.on)
-        return Renewed(0.0 if asked.stamp is None else asked.stamp + 1.0)
+    async def renew(self, request: Renew) -> Renewed:
+        self._note("renew", request.on)
+        return Renewed(0.0 if request.stamp is None else request.stamp + 1.0)
 
     async def silence(self, on: AttemptOnNode) -> Silence:
         self._note("silent", on)
         return Silence(self.silent)
 
-    async def stalled(self, asked: Stalled) -> Nothing:
-        job, attempt = self._note("stalled", asked.on)
-        reason = asked.reason
-        self.end(job, attempt, outcome=Outcome.STALLED, node=asked.on.node, reason=reason)
+    async def stalled(self, request: Stalled) -> Nothing:
+        job, attempt = self._note("stalled", request.on)
+        reason = request.reason
+        self.end(job, attempt, outcome=Outcome.STALLED, node=request.on.node, reason=reason)
         return Nothing()
 
     async def stacks(self, on: AttemptOnNode) -> Stacks:
@@ -152,8 +152,8 @@ class FakeAgent:
             is_out_of_files=self.lacks_files,
         )
 
-    async def settle(self, asked: Settle) -> Settled:
-        self._note("settle-end" if asked.end else "settle", asked.on)
+    async def settle(self, request: Settle) -> Settled:
+        self._note("settle-end" if request.end else "settle", request.on)
         return self.settled
 
     async def uncleaned(self, _: Nothing) -> UncleanedFolders:
@@ -190,7 +190,7 @@ def exit_record(
     """Return an exit record as an attempt host with one rank writes it.
 
     Args:
-        cause: Why its end was asked for.
+        cause: Why its end was requested.
     """
     if (exit_code, signal, outcome, cause) == (None, None, None, None):
         exit_code = 0
@@ -234,7 +234,7 @@ class FakeCluster:
         self.sizes = {f"node{index}": (cpus, gpus) for index in range(nodes)}
         self.groups: dict[str, tuple[Shape, tuple[str, ...]]] = {}
         self.types: dict[str, str] = {}
-        # Groups that wait for nodes, and the nodes that they ask for.
+        # Groups that wait for nodes, and the nodes that they name.
         self.pending: dict[str, tuple[Shape, tuple[str | None, ...]]] = {}
         self._avoided: dict[str, frozenset[str]] = {}
         self.agents = {name: FakeAgent(name) for name in self.sizes}
@@ -302,7 +302,7 @@ class FakeCluster:
         avoid: Collection[str],
         timeout_s: float,
     ) -> tuple[str, ...]:
-        """Wait for a test to `grow` nodes; of several groups that fit, the last one is placed."""
+        """Wait until a test has added nodes with `grow`; of the groups that fit, place the last."""
         self.pending[name] = (shape, tuple(nodes))
         self._avoided[name] = frozenset(avoid)
         end_s = asyncio.get_running_loop().time() + timeout_s
@@ -338,7 +338,7 @@ class FakeCluster:
         return used_cpus + shape.cpus <= cpus and used_gpus + shape.gpus <= gpus
 
     def grow(self, name: str, node_type: str, cpus: float, gpus: float = 0.0) -> None:
-        """Let a node of a type be there."""
+        """Add a node of a type."""
         self.types[name] = node_type
         self.agents[name] = FakeAgent(name)
         self.sizes[name] = (cpus, gpus)
@@ -363,7 +363,7 @@ class FakeCluster:
         for end in agent.ends.values():
             if not end.done():
                 end.set_exception(AgentLostError(f"the node {node_id} is gone"))
-                end.exception()  # a target that has crashed does not listen
+                end.exception()  # a crashed target does not retrieve it
 
     async def agent(self, node_id: str) -> FakeAgent:
         if node_id not in self.sizes:

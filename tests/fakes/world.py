@@ -1,4 +1,4 @@
-"""An engine on a real store and a fake cluster, as a world that a test's scene plays in."""
+"""An engine on a real store and a fake cluster, in which a test plays a scene."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class World:
         growth: PendingNodes | None = None,
         lease_s: float | None = None,
     ) -> None:
-        """Make an engine; with `growth` or `lease_s`, its nodes are machines of their own."""
+        """Create an engine; with `growth` or `lease_s`, its nodes are separate machines."""
         self.growth = growth
         self.lease_s = lease_s
         self.folder = folder
         self.cluster = cluster
         self.store = SqlStore(folder / "store.db")
-        # What the engine opens; a test may put something between.
+        # How the engine opens its store; a test may replace it.
         self.open: Callable[[], Store] = lambda: self.store
-        # A workspace that is moved is opened where it is then.
+        # The same by path, for a workspace that is moved.
         self.open_at: Callable[[str], Store] = lambda _path: self.open()
         self.registrations = folder / "none"
         self.epoch: str | None = None
@@ -80,7 +80,7 @@ class World:
             await self._task
 
     async def crash(self) -> None:
-        """Lose the engine at once, with all it knows."""
+        """Stop the engine at once, and lose its state in memory."""
         assert self._task is not None
         self._task.cancel()
         await asyncio.gather(self._task, *self.engine.attempts.cancel(), return_exceptions=True)
@@ -105,7 +105,7 @@ class World:
                 return value
             if time.monotonic() > end:
                 jobs = [(job.id, job.state, job.reason) for job in self.store.jobs()]
-                raise AssertionError(f"never came true: {what or fact}; {jobs}")
+                raise AssertionError(f"not true in time: {what or fact}; {jobs}")
             await asyncio.sleep(0.005)
 
     async def state(self, job: Job, state: JobState) -> Job:

@@ -81,11 +81,11 @@ def test_a_dockerfile_is_built_once_for_one_source_directory(
     context.mkdir()
     (context / "hello").write_text("of the source directory\n")
     text = "FROM scratch\nENV OF=dockerfile\nCOPY hello /etc/hello\n"
-    asked = AskedImage(dockerfile=text, context=context, context_digest="sha256:1")
-    first = image_node.realise(asked)
+    image = AskedImage(dockerfile=text, context=context, context_digest="sha256:1")
+    first = image_node.realise(image)
     assert (first.root / "etc/hello").read_text() == "of the source directory\n"
     assert first.variables["OF"] == "dockerfile"
-    assert not image_node.realise(asked).fetched
+    assert not image_node.realise(image).fetched
     (context / "hello").write_text("changed\n")
     changed = AskedImage(dockerfile=text, context=context, context_digest="sha256:2")
     second = image_node.realise(changed)
@@ -96,7 +96,7 @@ def test_a_dockerfile_is_built_once_for_one_source_directory(
         text=True,
         check=True,
     )
-    assert "rayjobs" not in left.stdout, "podman keeps layers for the next build, and no image"
+    assert "rayjobs" not in left.stdout, "podman keeps layers for the next build, but no image"
     bad = AskedImage(dockerfile="FROM scratch\nCOPY missing /x\n", context=context)
     with pytest.raises(PrepareError, match="missing") as caught:
         image_node.realise(bad)

@@ -75,7 +75,7 @@ def test_job_runs_in_an_image_and_records_it(jobs: Jobs, oci: Path, tmp_path: Pa
     (volume / "one.txt").write_text("1")
     store = Datastore.get_default(jobs.workspace)
     store.upload(volume, "digits", show_progress=False)
-    asked = Container(
+    container = Container(
         image=f"oci:{oci}:1",
         shm_mib=64,
         arguments=("--env", "OF_DOCKER=yes", "--volume", f"{volume}:/volume:ro", "--rm"),
@@ -83,7 +83,7 @@ def test_job_runs_in_an_image_and_records_it(jobs: Jobs, oci: Path, tmp_path: Pa
     job = jobs.submit(
         SCRIPT,
         experiment="an-experiment-as-long-as-a-sentence-since-paths-of-sockets-have-107-bytes",
-        container=asked,
+        container=container,
         inputs={"digits": Input(source="workspaceblobstore/digits")},
         outputs={
             "result": Output(destination="workspaceblobstore/result"),
@@ -107,7 +107,7 @@ def test_job_runs_in_an_image_and_records_it(jobs: Jobs, oci: Path, tmp_path: Pa
     assert attempt.cold_reason == "the job runs in a container image"
     facts = attempt.hosts[0].facts
     assert facts is not None
-    assert facts.image == asked.image
+    assert facts.image == container.image
     assert facts.image_digest is not None and facts.image_digest.startswith("sha256:")
     assert facts.interpreter == "/usr/local/bin/python"
     steps = [one.data["step"] for one in jobs.store.events(job.id) if one.kind == EVENT]

@@ -16,8 +16,8 @@ from tests.support.local_target import LocalTarget
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 
-def asked(target: LocalTarget, path: str) -> Any:
-    """Return the response of Ray's dashboard."""
+def get(target: LocalTarget, path: str) -> Any:
+    """Return the response of Ray's dashboard; empty if it does not know the path."""
     request = urllib.request.Request(
         f"{target.head.dashboard_url}/api/jobs/{path}",
         headers={"Authorization": f"Bearer {target.token}"},
@@ -48,29 +48,29 @@ def test_ray_lists_a_job_with_its_state_its_end_and_its_live_log(
     )
     jobs.wait(job, JobState.RUNNING)
     running = until(
-        lambda: (found := asked(local_target, job.id)).get("status") == "RUNNING" and found,
+        lambda: (found := get(local_target, job.id)).get("status") == "RUNNING" and found,
         "the job is listed as running",
     )
     assert running["submission_id"] == job.id
     assert running["entrypoint"] == "train.py --lr 0.1"
     assert running["metadata"]["experiment"] == "test"
     until(
-        lambda: "the first line" in asked(local_target, f"{job.id}/logs").get("logs", ""),
+        lambda: "the first line" in get(local_target, f"{job.id}/logs").get("logs", ""),
         "its log is served while it runs",
     )
     # The request for the log has started Ray's job manager, which looks for a supervisor.
-    assert asked(local_target, job.id)["status"] == "RUNNING"
+    assert get(local_target, job.id)["status"] == "RUNNING"
     gate.touch()
     jobs.wait(job, JobState.FAILED)
     ended = until(
-        lambda: (found := asked(local_target, job.id)).get("status") == "FAILED" and found,
+        lambda: (found := get(local_target, job.id)).get("status") == "FAILED" and found,
         "the job is listed as failed",
     )
     assert "eleven classes" in ended["message"]
     assert ended["driver_exit_code"] == 1
     assert ended["end_time"] >= ended["start_time"]
     until(
-        lambda: "eleven classes" in asked(local_target, f"{job.id}/logs")["logs"],
+        lambda: "eleven classes" in get(local_target, f"{job.id}/logs")["logs"],
         "its whole log is served after its end",
     )
 
@@ -84,16 +84,16 @@ def test_record_marked_failed_by_ray_is_corrected(jobs: Jobs, local_target: Loca
             time.sleep(0.05)
         """
     )
-    until(lambda: asked(local_target, job.id).get("status") == "RUNNING", "the job is listed")
+    until(lambda: get(local_target, job.id).get("status") == "RUNNING", "the job is listed")
     call_failed(local_target, job.id)
-    until(lambda: asked(local_target, job.id)["status"] == "RUNNING", "it is listed as running")
+    until(lambda: get(local_target, job.id)["status"] == "RUNNING", "it is listed as running")
     gate.touch()
     jobs.wait(job, JobState.COMPLETED)
-    until(lambda: asked(local_target, job.id)["status"] == "SUCCEEDED", "it is listed as ended")
+    until(lambda: get(local_target, job.id)["status"] == "SUCCEEDED", "it is listed as ended")
 
 
 def call_failed(target: LocalTarget, job: str) -> None:
-    """Write what Ray's job manager writes of an unfinished job without a supervisor of its own."""
+    """Write what Ray's job manager writes for an unfinished job that has no supervisor."""
     import os
     import subprocess
     import sys

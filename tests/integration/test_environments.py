@@ -33,9 +33,9 @@ print(subprocess.check_output(["tiny-tool-say"]).decode().strip(), os.environ["V
 def test_packages_are_installed_once_and_the_second_job_is_warm(jobs: Jobs, tmp_path: Path) -> None:
     make_wheel(tmp_path / "wheels", "tiny-tool", value="from a wheel")
     lines = ("--no-index", f"--find-links {tmp_path}/wheels", "tiny-tool>=1")
-    asked = Packages(pip=lines)
-    first = jobs.wait(jobs.submit(SCRIPT, environment=asked), JobState.COMPLETED)
-    second = jobs.wait(jobs.submit(SCRIPT, environment=asked), JobState.COMPLETED)
+    packages = Packages(pip=lines)
+    first = jobs.wait(jobs.submit(SCRIPT, environment=packages), JobState.COMPLETED)
+    second = jobs.wait(jobs.submit(SCRIPT, environment=packages), JobState.COMPLETED)
     steps = [
         [event.data["step"] for event in jobs.store.events(job.id) if event.kind == EVENT]
         for job in (first, second)
@@ -63,10 +63,10 @@ def test_packages_are_installed_once_and_the_second_job_is_warm(jobs: Jobs, tmp_
 
 def test_a_command_finds_the_programs_of_its_environment(jobs: Jobs, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels", "tiny-command", value="said")
-    asked = Packages(pip=(str(wheel),))
+    packages = Packages(pip=(str(wheel),))
     spec = JobSpec(
         command="tiny-command-say; python -c 'import tiny_command as t; print(t.__file__)'",
-        environment=asked,
+        environment=packages,
     )
     (tmp_path / "source").mkdir()
     job = submit(jobs.workspace, spec, source=tmp_path / "source", experiment="test").job
@@ -90,8 +90,8 @@ def test_user_interpreter_is_warm_until_its_packages_change(jobs: Jobs, tmp_path
             job = jobs.wait(jobs.submit(script, environment=str(venv)), JobState.COMPLETED)
             assert jobs.log(job) == f"{value} {venv}\n".encode()
         assert jobs.attempt(job).cold_reason is None
-        # As installers do: under another name first. Of another size, since bytecode is told apart
-        # by the size and the second of its source.
+        # As installers do: written under another name first. Its size differs, since bytecode is
+        # checked only by the size and the time (in seconds) of its source.
         (packages / "numpy.new").write_text("VALUE = 1 + 1\n")
         (packages / "numpy.new").replace(packages / "numpy.py")
 
@@ -101,7 +101,7 @@ def test_a_job_in_an_environment_of_conda(jobs: Jobs, tmp_path: Path) -> None:
     channel.add_library("tiny-conda", value="of conda")
     channel.index()
     make_wheel(tmp_path / "wheels", "tiny-pip", needs=["tiny-conda"])
-    asked = Packages(
+    packages = Packages(
         conda=("tiny-conda",),
         channels=(channel.url,),
         pip=("--no-index", f"--find-links {tmp_path}/wheels", "tiny-pip"),
@@ -114,7 +114,7 @@ def test_a_job_in_an_environment_of_conda(jobs: Jobs, tmp_path: Path) -> None:
         print(tiny_conda.VALUE, tiny_pip.VALUE, os.environ["CONDA_PREFIX"] == sys.prefix)
     """
     for _ in range(2):
-        job = jobs.wait(jobs.submit(script, environment=asked), JobState.COMPLETED)
+        job = jobs.wait(jobs.submit(script, environment=packages), JobState.COMPLETED)
         assert jobs.log(job) == b"of conda tiny True\n"
     assert jobs.attempt(job).cold_reason is None
     lock = jobs.file(job, ENVIRONMENT_LOCK)
@@ -125,7 +125,7 @@ def test_a_job_in_an_environment_of_conda(jobs: Jobs, tmp_path: Path) -> None:
 
 def test_a_job_cannot_change_its_environment(jobs: Jobs, tmp_path: Path) -> None:
     make_wheel(tmp_path / "wheels", "tiny-closed")
-    asked = Packages(pip=("--no-index", f"--find-links {tmp_path}/wheels", "tiny-closed"))
+    packages = Packages(pip=("--no-index", f"--find-links {tmp_path}/wheels", "tiny-closed"))
     script = """
         import pathlib, tempfile, tiny_closed
         own = pathlib.Path(tiny_closed.__file__)
@@ -139,16 +139,16 @@ def test_a_job_cannot_change_its_environment(jobs: Jobs, tmp_path: Path) -> None
         pathlib.Path("outputs/own").write_text("own")
     """
     for _ in range(2):
-        job = jobs.wait(jobs.submit(script, environment=asked), JobState.COMPLETED)
+        job = jobs.wait(jobs.submit(script, environment=packages), JobState.COMPLETED)
         assert jobs.log(job) == b"Read-only file system\n" * 2
 
 
 def test_a_project_and_a_wheel_travel_with_the_job(jobs: Jobs, tmp_path: Path) -> None:
     project = make_project(tmp_path / "project", "own-package")
     wheel = make_wheel(tmp_path / "wheels", "tiny-local")
-    asked = Packages(pip=("--no-index", str(project), str(wheel)))
+    packages = Packages(pip=("--no-index", str(project), str(wheel)))
     script = "import own_package, tiny_local; print(own_package.VALUE, tiny_local.VALUE)"
-    job = jobs.submit(script, environment=asked)
+    job = jobs.submit(script, environment=packages)
     wheel.unlink()  # the job has its own
     (project / "own_package.py").write_text("VALUE = 'edited meanwhile'\n")
     jobs.wait(job, JobState.COMPLETED)
@@ -158,7 +158,7 @@ def test_a_project_and_a_wheel_travel_with_the_job(jobs: Jobs, tmp_path: Path) -
 
 def test_horovod_is_available_in_an_environment_of_packages(jobs: Jobs, tmp_path: Path) -> None:
     make_wheel(tmp_path / "wheels", "tiny-hvd", value="added")
-    asked = Packages(
+    packages = Packages(
         python="3.6.2",
         pip=("--no-index", f"--find-links {tmp_path}/wheels", "horovod==0.19.5", "tiny-hvd"),
     )
@@ -171,7 +171,7 @@ def test_horovod_is_available_in_an_environment_of_packages(jobs: Jobs, tmp_path
     """
     job = jobs.submit(
         script,
-        environment=asked,
+        environment=packages,
         distribution=Distribution(processes_per_node=2, backend="horovod-gloo"),
     )
     assert [one.asked for one in job.spec.substitutes] == ["Python 3.6.2", "horovod==0.19.5"]
@@ -185,8 +185,8 @@ def test_an_environment_that_was_pruned_is_built_again_for_a_queued_job(
     jobs: Jobs, tmp_path: Path
 ) -> None:
     make_wheel(tmp_path / "wheels", "tiny-pruned")
-    asked = Packages(pip=("--no-index", f"--find-links {tmp_path}/wheels", "tiny-pruned"))
-    first = jobs.wait(jobs.submit("import tiny_pruned", environment=asked), JobState.COMPLETED)
+    packages = Packages(pip=("--no-index", f"--find-links {tmp_path}/wheels", "tiny-pruned"))
+    first = jobs.wait(jobs.submit("import tiny_pruned", environment=packages), JobState.COMPLETED)
     jobs.nothing_left(first)
     root = home() / "node"
     go = tmp_path / "go"
@@ -194,7 +194,7 @@ def test_an_environment_that_was_pruned_is_built_again_for_a_queued_job(
         f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)"
     )
     after = (Dependency(job=before.id),)
-    waiting = jobs.submit("import tiny_pruned; print(1)", environment=asked, depends_on=after)
+    waiting = jobs.submit("import tiny_pruned; print(1)", environment=packages, depends_on=after)
     jobs.wait(before, JobState.RUNNING)
     (built,) = [one for one in listing.built(root / "environments") if one.packages == 1][:1]
     gone, _ = listing.prune_to_size(root, 0, dry_run=False)

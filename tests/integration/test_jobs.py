@@ -1,4 +1,4 @@
-"""Jobs on real Ray: every point of a job's life as its user sees it."""
+"""Jobs on real Ray: every part of a job's lifecycle, as its user sees it."""
 
 from __future__ import annotations
 
@@ -81,33 +81,33 @@ def test_the_second_job_is_warm_and_gets_the_first_ones_allocation(jobs: Jobs) -
     for _ in range(5):  # on a busy machine a pair may take longer than an idle allocation is kept
         first = jobs.wait(jobs.submit("print(1)"), JobState.COMPLETED)
         name = jobs.attempt(first).allocation
-        until(lambda name=name: is_free_or_gone(jobs, name), "the place is given back")  # type: ignore[misc]
+        until(lambda name=name: is_free_or_gone(jobs, name), "the allocation is free")  # type: ignore[misc]
         second = jobs.wait(jobs.submit("print(2)"), JobState.COMPLETED)
         attempts = [jobs.attempt(first), jobs.attempt(second)]
         assert [attempt.cold_reason for attempt in attempts] == [None, None]
         pairs.append((name, attempts[1].allocation))
         if name == attempts[1].allocation:
             return
-    pytest.fail(f"no second job got the place of the first: {pairs}")
+    pytest.fail(f"no second job got the allocation of the first: {pairs}")
 
 
 def is_free_or_gone(jobs: Jobs, name: str | None) -> bool:
     """Return whether an allocation may be reused, or was already released."""
-    held = {row.name: row.state for row in jobs.store.allocations("local")}
-    return held.get(str(name), AllocationState.RELEASED) in (
+    states = {row.name: row.state for row in jobs.store.allocations("local")}
+    return states.get(str(name), AllocationState.RELEASED) in (
         AllocationState.IDLE,
         AllocationState.RELEASED,
     )
 
 
 def test_a_cold_start_names_its_reason(jobs: Jobs) -> None:
-    asked = jobs.submit("print('cold')", cold=True)
+    cold = jobs.submit("print('cold')", cold=True)
     set_early = jobs.submit("print('env')", environment_variables={"PYTHONHASHSEED": "1"})
-    jobs.wait(asked, JobState.COMPLETED)
+    jobs.wait(cold, JobState.COMPLETED)
     jobs.wait(set_early, JobState.COMPLETED)
-    assert "--cold" in str(jobs.attempt(asked).cold_reason)
+    assert "--cold" in str(jobs.attempt(cold).cold_reason)
     assert "PYTHONHASHSEED" in str(jobs.attempt(set_early).cold_reason)
-    assert jobs.log(asked) == b"cold\n"
+    assert jobs.log(cold) == b"cold\n"
 
 
 def test_a_script_that_raises_is_named_with_its_line(jobs: Jobs) -> None:
@@ -250,7 +250,7 @@ def test_secrets_reach_the_script_and_nothing_else(jobs: Jobs, tmp_path: Path) -
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield the plain files below a folder that other processes change meanwhile."""
+    """Yield the plain files below a folder, which other processes may change meanwhile."""
     for where, _folders, names in os.walk(folder):
         for name in names:
             path = Path(where, name)

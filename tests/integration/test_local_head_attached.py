@@ -44,7 +44,7 @@ def test_attached_cluster_is_started_replaced_and_released(
 
     targets.remove_target("pool", home=home)
     assert [view.name for view in targets.list_targets(home=home)] == ["local"]
-    assert head.is_running, "the cluster belongs to somebody else"
+    assert head.is_running, "the cluster does not belong to the target"
     assert targets.target_status("local", home=local_target.home).state == "running"
 
 

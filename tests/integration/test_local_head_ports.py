@@ -149,7 +149,7 @@ def test_every_port_is_on_loopback_or_refuses_or_is_documented(local_target: Loc
     )
     listeners = _listeners(folder)
     outside = [listener for listener in listeners if not listener.is_loopback]
-    assert outside, "Ray is known to listen on all interfaces; the search does not see it"
+    assert outside, "the search does not see the ports on which Ray listens on all interfaces"
     wrong = []
     for listener in outside:
         try:
@@ -172,7 +172,7 @@ def test_every_port_is_on_loopback_or_refuses_or_is_documented(local_target: Loc
 
 
 def test_http_ports_on_loopback_require_the_token(local_target: LocalTarget) -> None:
-    asked = 0
+    checked = 0
     folder = Path(local_target.head.temp_dir)
     until(lambda: sum(one.is_loopback for one in _listeners(folder)) >= 3, "three HTTP servers")
     for listener in _listeners(folder):
@@ -185,8 +185,8 @@ def test_http_ports_on_loopback_require_the_token(local_target: LocalTarget) -> 
                 raise
             continue  # it ended meanwhile, or closed its port
         assert status == 401, listener
-        asked += 1
-    assert asked >= 3
+        checked += 1
+    assert checked >= 3
 
 
 def test_the_client_server_is_not_started(local_target: LocalTarget) -> None:
@@ -223,7 +223,7 @@ def test_token_is_in_no_command_environment_record_or_log(local_target: LocalTar
                 continue
             seen += str(local_target.paths.token).encode() in content
             assert token not in content, f"{part} of {pid}"
-    assert seen, "nobody was given the token file's name; the search does not see the head"
+    assert seen, "no process has the token file's name; the search does not see the head"
     for root in (local_target.paths.root, Path(local_target.head.temp_dir)):
         for folder, _, names in os.walk(root):
             for name in names:

@@ -1,4 +1,4 @@
-"""The cost of one more rank for the launcher: 8 to 64 ranks on four nodes of one machine."""
+"""The launcher's cost of each further rank: 8 to 64 ranks on four nodes of one machine."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def seconds_per_rank(jobs: Jobs, ranks: int) -> float:
 
 def test_the_cost_of_a_rank_does_not_grow_with_their_number(jobs: Jobs) -> None:
     seconds_per_rank(jobs, NODES)  # the first job waits for the warm interpreter
-    # The best of three: other load of the machine is not a cost of the launcher.
+    # The best of three: other load on the machine is not a cost of the launcher.
     costs = {ranks: min(seconds_per_rank(jobs, ranks) for _ in range(3)) for ranks in SIZES}
     figures = ", ".join(f"{ranks}: {1000 * cost:.0f} ms" for ranks, cost in costs.items())
-    print(f"\nfrom place to end, per rank: {figures}")
+    print(f"\nfrom allocation to end, per rank: {figures}")
     few, *more = costs.values()
     assert max(more) <= few * 1.2, figures

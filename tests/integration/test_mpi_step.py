@@ -1,4 +1,4 @@
-"""A step of every argument that MpiStep has, on two nodes, on real Ray."""
+"""A step with every argument of MpiStep, on two nodes, on real Ray."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_argument_of_an_mpi_step_has_its_effect_on_two_nodes(
     (source / "spread.py").write_text(SPREAD)
     (source / "requirements.txt").write_text(f"{two}\n")
     with closing(Workspace(path=jobs.workspace.path)) as ws:
-        asked: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "name": "spread",
             "source_directory": str(source),
             "script_name": "spread.py",
@@ -97,7 +97,7 @@ def test_every_argument_of_an_mpi_step_has_its_effect_on_two_nodes(
                 "inputs": [made],
                 "outputs": [report],
             }
-            pipeline = Pipeline(ws, [make, MpiStep(**{**asked, **data, **changes})])
+            pipeline = Pipeline(ws, [make, MpiStep(**{**arguments, **data, **changes})])
             done = experiment.submit(pipeline, pipeline_parameters=values)
             assert isinstance(done, PipelineRun)
             assert done.wait_for_completion(show_output=False) == "Finished"
@@ -119,14 +119,14 @@ def test_every_argument_of_an_mpi_step_has_its_effect_on_two_nodes(
         assert step.get_output_data("report").download(str(tmp_path / "got")) == 1
 
         # hash_paths, allow_reuse and version decide whether it runs again.
-        (source / "make.py").write_text(f"{MAKE}  # of no account for the other step")
+        (source / "make.py").write_text(f"{MAKE}  # does not affect the other step")
         assert [one.is_reused for one in run().get_steps()] == [False, False]  # its input is new
         (source / "other.py").write_text("")
         assert run().find_step_run("spread")[0].is_reused
         assert not run(version="3").find_step_run("spread")[0].is_reused
         assert not run(allow_reuse=False).find_step_run("spread")[0].is_reused
 
-        # An environment instead of its parts.
+        # With an environment instead of its parts.
         parts = ["use_docker", "image_registry_details", "pip_packages", "environment_variables"]
         parts += ["pip_requirements_file_path", "conda_packages", "user_managed", "use_gpu"]
         environment = Environment("of-its-own")

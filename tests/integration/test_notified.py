@@ -15,7 +15,7 @@ def test_target_notifies_that_a_job_has_ended(jobs: Jobs) -> None:
     try:
         job = jobs.submit("print('done')", notify=(receiver.address,))
         jobs.wait(job)
-        until(lambda: receiver.got, "the receiver is told")
+        until(lambda: receiver.got, "the receiver is notified")
         ((_, _, body),) = receiver.got
         assert (body["id"], body["state"]) == (job.id, "Completed")
     finally:

@@ -86,7 +86,7 @@ def test_own_module_name_works_in_a_notebook(
     import nbformat
     from nbclient import NotebookClient
 
-    # No history database, and no kernel of the caller.
+    # Without the history database and the kernels of the caller.
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     cell = nbformat.v4.new_code_cell(PROJECT["driver.py"].partition("experiment =")[0])

@@ -57,7 +57,7 @@ def submit(jobs: Jobs, folder: Path, script: str = SCRIPT, **changes: Any) -> tu
     fill(jobs, folder)
     calls = folder / "calls"
     calls.mkdir()
-    asked = {"inputs": ("items",), "output": "rows", "mini_batch_size": 2}
+    parallel_run = {"inputs": ("items",), "output": "rows", "mini_batch_size": 2}
     spec: dict[str, Any] = {
         "distribution": Distribution(nodes=2, processes_per_node=2, backend="gloo"),
         "inputs": {
@@ -70,7 +70,7 @@ def submit(jobs: Jobs, folder: Path, script: str = SCRIPT, **changes: Any) -> tu
             *("--side", "$AZUREML_DATAREFERENCE_side"),
         ),
         **changes,
-        "parallel_run": ParallelRun(**{**asked, **changes.get("parallel_run", {})}),
+        "parallel_run": ParallelRun(**{**parallel_run, **changes.get("parallel_run", {})}),
     }
     return jobs.submit(script, **spec), calls
 
@@ -108,7 +108,7 @@ def test_a_killed_worker_loses_nothing_and_repeats_no_row(jobs: Jobs, tmp_path: 
     # The others continue while it hangs.
     until(lambda: len(list(calls.iterdir())) == 12, "all mini-batches are handed out")
     os.kill(worker, signal.SIGKILL)
-    until(lambda: len(list(calls.glob("010.txt-*"))) == 2, "its mini-batch is tried again")
+    until(lambda: len(list(calls.glob("010.txt-*"))) == 2, "its mini-batch is retried")
     (tmp_path / "go").touch()
     jobs.wait(job, JobState.COMPLETED)
     assert rows(jobs, job) == EXACT
@@ -123,7 +123,7 @@ def test_a_killed_rank_is_a_new_attempt_with_exact_rows(jobs: Jobs, tmp_path: Pa
     job, calls = submit(jobs, tmp_path, retries=Retries(user=2, system=2))
     _, rank = at_item_11(calls)
     os.kill(rank, signal.SIGKILL)
-    until(lambda: jobs.job(job).attempt == 2, "the job is tried again")
+    until(lambda: jobs.job(job).attempt == 2, "the job is retried")
     (tmp_path / "go").touch()
     jobs.wait(job, JobState.COMPLETED)
     assert rows(jobs, job) == EXACT
@@ -145,9 +145,9 @@ def run(mini_batch):
 
 
 def test_broken_items_are_counted_and_left_out(jobs: Jobs, tmp_path: Path) -> None:
-    asked = {"run_invocation_timeout_s": 1.0, "run_max_try": 2, "error_threshold": 5}
+    limits = {"run_invocation_timeout_s": 1.0, "run_max_try": 2, "error_threshold": 5}
     job, _ = submit(
-        jobs, tmp_path, BROKEN, distribution=Distribution(), arguments=(), parallel_run=asked
+        jobs, tmp_path, BROKEN, distribution=Distribution(), arguments=(), parallel_run=limits
     )
     jobs.wait(job, JobState.COMPLETED)
     found = rows(jobs, job)
@@ -160,9 +160,9 @@ def test_broken_items_are_counted_and_left_out(jobs: Jobs, tmp_path: Path) -> No
 
 
 def test_more_failures_than_the_threshold_fail_the_job(jobs: Jobs, tmp_path: Path) -> None:
-    asked = {"run_max_try": 1, "error_threshold": 1, "run_invocation_timeout_s": 0.5}
+    limits = {"run_max_try": 1, "error_threshold": 1, "run_invocation_timeout_s": 0.5}
     shape = Distribution(processes_per_node=2, backend="gloo")
-    job, _ = submit(jobs, tmp_path, BROKEN, distribution=shape, arguments=(), parallel_run=asked)
+    job, _ = submit(jobs, tmp_path, BROKEN, distribution=shape, arguments=(), parallel_run=limits)
     failed = jobs.wait(job, JobState.FAILED)
     assert failed.failure is not None and failed.failure.failure_class is FailureClass.USER
     message = " ".join([failed.failure.message, *failed.failure.lines])

@@ -1,4 +1,4 @@
-"""Inputs of a job on nodes without a shared disk: each fetches its own, or the job reports it."""
+"""Inputs on nodes without a shared disk: each node fetches its own, or the job is refused."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ run.upload_file("notes/words.txt", io.BytesIO(b"words"))
 run.log("accuracy", 0.75)
 model = run.register_model("digits", "outputs/model.pkl", tags={"attempt": run.attempt})
 run.register_model("words", "notes/words.txt", description="what it read")
-run.register_model("away", "outputs")
+run.register_model("folder", "outputs")
 print(model.name, model.version, flush=True)
 if first:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -113,10 +113,10 @@ def test_a_script_registers_its_models_and_only_a_completed_attempts_count(
     assert (done.attempt, done.reason) == (2, "")
     assert jobs.log(job) == b"digits None\n"
     kept = {one.name: one for one in jobs.store.models()}
-    assert set(kept) == {"digits", "words", "away"}
+    assert set(kept) == {"digits", "words", "folder"}
     assert {(one.version, one.run, one.attempt) for one in kept.values()} == {(1, job.id, 2)}
     assert (kept["digits"].tags, kept["words"].description) == ({"attempt": "2"}, "what it read")
-    assert [file.name for file in kept["away"].files] == ["model.pkl"]  # lost.pkl is attempt 1's
+    assert [file.name for file in kept["folder"].files] == ["model.pkl"]  # lost.pkl is attempt 1's
     model = models.find(jobs.workspace, "digits")
     assert model.lineage["metrics"] == {"accuracy": 0.75}
     assert model.lineage["snapshot"] == done.snapshot

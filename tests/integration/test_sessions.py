@@ -60,7 +60,7 @@ def running(jobs: Jobs, script: str, **spec: object) -> Job:
 
 @pytest.fixture(params=["here", "http"])
 def variables(request: pytest.FixtureRequest, jobs: Jobs) -> Iterator[dict[str, str]]:
-    """The variables of a client on the target's machine, and of one of a server."""
+    """The variables of a client on the target's machine, and of a server's client."""
     if request.param == "here":
         yield {"RAYJOBS_WORKSPACE": str(jobs.workspace.path)}
         return

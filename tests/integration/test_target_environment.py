@@ -36,5 +36,5 @@ def test_no_process_of_a_target_holds_a_secret_of_the_shell_that_started_it(
     assert any(name.startswith("ray::NodeAgent") for name in names)
     secret = SETTINGS["AWS_SECRET_ACCESS_KEY"].encode()
     seen = [environment_of(pid) for pid in pids]
-    assert sum(b"RAYJOBS_HOME" in one for one in seen) >= 4  # this means that they can be read
+    assert sum(b"RAYJOBS_HOME" in one for one in seen) >= 4  # their environments are readable
     assert not [one for one in seen if secret in one]

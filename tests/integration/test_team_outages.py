@@ -1,4 +1,4 @@
-"""A job ends while the bucket of its workspace is unavailable: its files are stored later."""
+"""A job ends while the bucket or the database of its workspace is unavailable: nothing is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print("trained")
 LIMIT_S = 120.0
 
 
-@pytest.mark.parametrize("away", ["S3", "PostgreSQL"])
+@pytest.mark.parametrize("unavailable", ["S3", "PostgreSQL"])
 def test_job_ending_during_a_server_outage_loses_nothing(
     target: LocalTarget,
     server: Postgres,
@@ -44,7 +44,7 @@ def test_job_ending_during_a_server_outage_loses_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    away: str,
+    unavailable: str,
 ) -> None:
     with Proxy(s3_server.port) as proxy:
         address = address_in(s3_server, endpoint=proxy.endpoint)
@@ -61,7 +61,7 @@ def test_job_ending_during_a_server_outage_loses_nothing(
             return dict(json.loads(capfd.readouterr().out))
 
         until(lambda: shown()["state"] == "Running")
-        if away == "S3":
+        if unavailable == "S3":
             proxy.lose()
             go.touch()
             until(lambda: "waits for a storage" in shown()["reason"])
@@ -69,7 +69,7 @@ def test_job_ending_during_a_server_outage_loses_nothing(
         else:
             server.kill()
             go.touch()
-            time.sleep(12)  # longer than the tries of a collection that is not waited for
+            time.sleep(12)  # longer than a collection is retried
             server.start()
         assert run(["wait", "train-1"]) == 0
         capfd.readouterr()

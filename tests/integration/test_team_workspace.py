@@ -1,4 +1,4 @@
-"""A workspace in PostgreSQL and S3: a whole job's life from a machine without the target's disk."""
+"""A workspace in PostgreSQL and S3: a whole job from a machine without the target's disk."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_whole_job_lifecycle_from_another_machine(team: OtherMachine, tmp_path: 
     found = list((team.home / "model").rglob("big.bin"))
     assert len(found) == 1 and found[0].stat().st_size == 256 * 80_000
     assert team.run("logs", "train-1").stdout == "started\ntrained\n"
-    # No target was started there, and nothing of the job's is in its folder.
+    # No target was started on that machine, and its folder has no file of the job.
     assert not list(team.home.glob("targets/local/head.json"))
 
 

@@ -43,7 +43,7 @@ def test_missing_optimizer_state_is_detected(
     code, verdict, _ = verified(capsys, "--leave-out", "optimizer")
     assert (code, verdict["same"]) == (1, False)
     (curve,) = verdict["metrics"]
-    # The first steps are those of the undisturbed run: nothing was killed before a checkpoint.
+    # The first steps match the undisturbed run: no rank was killed before a checkpoint.
     assert 5 < curve["first_step"] <= 40
     (file,) = verdict["files"]
     assert "model.0.weight" in {one["name"] for one in file["largest"]}

@@ -24,7 +24,7 @@ def given_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def address_in(server: S3Server, *, endpoint: str | None = None) -> S3Address:
-    """Return an address below which there is nothing."""
+    """Return an address with a new, empty prefix."""
     return S3Address(BUCKET, f"w{next(server.prefixes)}/team", endpoint or server.endpoint)
 
 
@@ -35,7 +35,7 @@ def blobs_in(server: S3Server, scratch: Path, *, touch_s: float = 0.0) -> S3Blob
 
 @pytest.fixture
 def target(local_target: LocalTarget) -> Iterator[LocalTarget]:
-    """The running target; the keys that a test gave it are taken away."""
+    """The running target; keys that a test gave it are removed at the end."""
     yield local_target
     for name in AWS_KEYS:
         TargetSecrets("local", home=local_target.home).remove(name)

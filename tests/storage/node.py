@@ -1,4 +1,4 @@
-"""A node's folder for a test, and proof that no mount of the test stays."""
+"""A node's folder for a test, and a check that no mount of the test remains."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ DEADLINE_S = 150.0
 
 
 def wait_for(fact: Callable[[], bool], what: str) -> None:
-    """Return once `fact` holds; fail if it does not in good time."""
+    """Wait until `fact` holds; fail if it does not in time."""
     deadline = time.monotonic() + DEADLINE_S
     while not fact():
-        assert time.monotonic() < deadline, f"{what} did not come about"
+        assert time.monotonic() < deadline, f"not in time: {what}"
         time.sleep(0.02)
 
 
 def node_folder(root: Path) -> Iterator[Path]:
-    """Give `root` to a test; afterwards everything mounted below it must go."""
+    """Lend `root` to a test; afterwards nothing may remain mounted below it."""
     yield root
 
     def is_free() -> bool:
@@ -31,7 +31,7 @@ def node_folder(root: Path) -> Iterator[Path]:
     try:
         wait_for(is_free, "the unmounting of every mount of this test")
     except AssertionError:
-        # The test has failed; its leftovers must not stay on the machine.
+        # The test has failed; its leftovers must not remain on the machine.
         for mount in mounts_root(root).iterdir():
             for folder in list(generations(mount)):
                 for token in folder.users():

@@ -1,4 +1,4 @@
-"""The datastore `photos` of tests with real jobs: a part of the S3 server's bucket."""
+"""The datastore `photos` of tests with real jobs: a prefix in the S3 server's bucket."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def register_photos(
 
     Args:
         profile: Names the credentials.
-        endpoint: Where the server is reached, for a proxy before it; None: by itself.
-        settings: How patient its clients are.
+        endpoint: The address of a proxy in front of the server; None: the server's own.
+        settings: The timeouts and retries of its clients.
     """
     given = server.record().settings
     return Datastore.register_s3(

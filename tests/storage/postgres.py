@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own: the programs that a package of the test set-up brings."""
+"""A PostgreSQL server for tests, with the programs of a package in the test set-up."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Postgres:
     """
 
     def __init__(self, *, durable: bool = False) -> None:
-        """Start one; `durable` lets it write through to the disk, which tests do not need."""
+        """Start a server; if `durable`, it syncs to the disk, which most tests do not need."""
         self._fsync = "on" if durable else "off"
         self.folder = Path(tempfile.mkdtemp(prefix="rj-pg-", dir="/tmp"))
         self.port = _free_port()
@@ -52,7 +52,7 @@ class Postgres:
         self.start()
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server, and wait until it responds."""
         import psycopg
 
         with (self.folder / "log").open("ab") as log:
@@ -86,21 +86,21 @@ class Postgres:
                 time.sleep(0.05)
 
     def kill(self) -> None:
-        """End it as a power cut of its processes would: SIGKILL to all of them."""
+        """Kill all processes of the server, as a crash of its machine would."""
         assert self._server is not None
         import psutil
 
         children = psutil.Process(self._server.pid).children(recursive=True)
         self._server.kill()
         for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):  # its parent's end has ended it
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended with its parent
                 child.kill()
         self._server.wait()
         psutil.wait_procs(children, timeout=10)
         (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
 
     def send(self, number: int) -> None:
-        """Send a signal to all its processes."""
+        """Send a signal to all processes of the server."""
         assert self._server is not None
         import psutil
 
@@ -110,12 +110,12 @@ class Postgres:
                 process.send_signal(number)
 
     def close(self) -> None:
-        """End it and remove its files."""
+        """Kill the server and remove its files."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def schema(self) -> str:
-        """Return the address of a schema that nothing has used."""
+        """Return the address of a new schema."""
         return f"{self.url}?schema=t{os.getpid()}_{next(_numbers)}"
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -129,7 +129,7 @@ class Postgres:
 
 
 def _free_port() -> int:
-    """Return a port below the system's range for outgoing connections, so that none takes it."""
+    """Return a free port below the system's range for outgoing connections."""
     chance = random.SystemRandom()
     while True:
         port = chance.randrange(22_000, 32_000)

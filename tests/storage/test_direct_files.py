@@ -1,4 +1,4 @@
-"""Large files between a server's clients and the bucket: whole, resumed, and when it is away."""
+"""Large files between a server's clients and the bucket: whole, resumed, during an outage."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def digest_of(path: Path) -> str:
 
 
 def no_bytes(*_: object, **__: object) -> None:
-    pytest.fail("bytes travel through the server")
+    pytest.fail("bytes were sent through the server")
 
 
 def test_large_file_is_transferred_through_the_bucket(
@@ -242,18 +242,18 @@ def test_busy_server_is_asked_again(
     place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "KEEP_WAITS_S", 0.01)
-    asked = []
+    answers = []
     json = Connection.json
 
     def noted(self: Connection, verb: str, path: str, **more: object) -> object:
         answer = json(self, verb, path, **more)  # type: ignore[arg-type]
         if path.endswith("/keep"):
-            asked.append(answer)
+            answers.append(answer)
         return answer
 
     monkeypatch.setattr(Connection, "json", noted)
     assert place.client().add_file(file).digest == digest_of(file)
-    assert asked[0] is None and asked[-1] is not None
+    assert answers[0] is None and answers[-1] is not None
 
 
 def archive_of(file: Path, *, has_checksum: bool = False) -> tuple[Path, str]:
@@ -287,7 +287,7 @@ def test_snapshot_with_different_bytes_is_refused_and_replaced(
     with pytest.raises(SnapshotError, match=r"damaged|something else"):
         place.client().put_file(file, key)
     assert not place.blobs.exists(key) and place.nothing_staged()
-    place.blobs.put_bytes(archive.read_bytes()[:-100], key)  # damaged by whatever
+    place.blobs.put_bytes(archive.read_bytes()[:-100], key)  # damaged for any reason
     place.client().put_file(archive, key)
     assert place.blobs.read(key, 0, SIZE * 2) == archive.read_bytes()
     assert place.nothing_staged()
@@ -314,6 +314,7 @@ def test_a_bucket_that_the_server_does_not_reach_is_an_error_of_the_store(
 ) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        away = replace(place.blobs.address, endpoint=f"http://127.0.0.1:{probe.getsockname()[1]}")
+        endpoint = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        unreachable = replace(place.blobs.address, endpoint=endpoint)
     with pytest.raises(StoreUnreachableError):
-        Presigned(S3Blobs(away, tmp_path / "s")).parts(STAGED, SIZE)
+        Presigned(S3Blobs(unreachable, tmp_path / "s")).parts(STAGED, SIZE)

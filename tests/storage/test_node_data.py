@@ -75,8 +75,8 @@ def test_input_is_mounted_reported_and_released(
     workspace: OpenWorkspace, store: Datastore, node: Path, tmp_path: Path
 ) -> None:
     data, notes = NodeData(node), Notes()
-    asked_for = request(tmp_path / "a1")
-    variables = data.bring(asked_for, workspace, note=notes)
+    launch = request(tmp_path / "a1")
+    variables = data.bring(launch, workspace, note=notes)
     folder = variables["AZUREML_DATAREFERENCE_data"]
     assert variables["RAYJOBS_INPUT_DATA"] == variables["data"] == folder
     assert sorted(os.listdir(folder)) == ["a.bin", "b.bin"]
@@ -117,12 +117,12 @@ from rayjobs.node.data import NodeData
 from rayjobs.jobs.data_facts import DataFacts
 from rayjobs.protocol.attempts import LaunchRequest
 from rayjobs.workspace.folder import open_workspace
-node, workspace, asked, pid = sys.argv[1:]
+node, workspace, request, pid = sys.argv[1:]
 data = NodeData(Path(node))
-told = LaunchRequest.from_json(json.loads(asked))
-data.bring(told, open_workspace(workspace), note=lambda *what: None)
+request = LaunchRequest.from_json(json.loads(request))
+data.bring(request, open_workspace(workspace), note=lambda *what: None)
 started = identity_of(int(pid)).start_time
-data.share_with_host(Path(told.on.root), pid=int(pid), start_time=started)
+data.share_with_host(Path(request.on.root), pid=int(pid), start_time=started)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -146,13 +146,13 @@ def test_a_mount_outlives_the_agent_that_made_it_as_long_as_the_host_lives(
     agent.kill()
     agent.communicate()
     folder = Path(held_of(root).mount_folder)
-    wait_for(lambda: len(list((folder / "users").iterdir())) == 1, "the dead agent is struck off")
+    wait_for(lambda: len(list((folder / "users").iterdir())) == 1, "the dead agent is removed")
     assert (root / "inputs" / "data" / "a.bin").read_bytes() == b"a" * 1000
     data = NodeData(node)
     data.take_over(root)
     host.kill()
     host.communicate()
-    wait_for(lambda: len(list((folder / "users").iterdir())) == 1, "the dead host is struck off")
+    wait_for(lambda: len(list((folder / "users").iterdir())) == 1, "the dead host is removed")
     assert is_mounted(folder / "files")
     assert data.facts(root).troubles == ()
     data.release(root)
@@ -174,15 +174,15 @@ def test_a_cancel_ends_a_download_in_the_middle(
         (tmp_path / "source" / f"{number}.bin").write_bytes(os.urandom(1 << 20))
     Datastore.from_record(record).upload(tmp_path / "source", "data", show_progress=False)
     data = NodeData(node)
-    asked_for = request(tmp_path / "a1", "download")
+    launch = request(tmp_path / "a1", "download")
     messages: list[str] = []
 
     def cancel(kind: str, text: str, facts: Mapping[str, Any]) -> None:
         messages.append(f"{kind} {text}")
-        data.stop(asked_for.on)
+        data.stop(launch.on)
 
     with pytest.raises(PrepareError, match="had to end while its data was being prepared"):
-        data.bring(asked_for, workspace, note=cancel)
+        data.bring(launch, workspace, note=cancel)
     assert messages[0].startswith("transfer input data: 0/20 files")
     assert not (tmp_path / "a1" / "inputs" / "data").exists()
 
@@ -191,11 +191,11 @@ def test_failing_input_releases_all_other_inputs(
     workspace: OpenWorkspace, store: Datastore, node: Path, tmp_path: Path
 ) -> None:
     data = NodeData(node)
-    asked_for = request(tmp_path / "a1")
-    gone = replace(asked_for.inputs["data"], source="photos/gone")
-    asked_for = replace(asked_for, inputs={**asked_for.inputs, "gone": gone})
+    launch = request(tmp_path / "a1")
+    gone = replace(launch.inputs["data"], source="photos/gone")
+    launch = replace(launch, inputs={**launch.inputs, "gone": gone})
     with pytest.raises(PrepareError, match="input 'gone': there is nothing at 'gone'") as caught:
-        data.bring(asked_for, workspace, note=Notes())
+        data.bring(launch, workspace, note=Notes())
     assert caught.value.failure_class == "data"
     assert not is_mounted(Path(held_of(tmp_path / "a1").mount_folder) / "files")
     assert not os.path.lexists(tmp_path / "a1" / "inputs" / "data")

@@ -1,4 +1,4 @@
-"""Pipelines whose data is in S3: every mode, several consumers, reuse that looks at the storage."""
+"""Pipelines whose data is in S3: every mode, several consumers, reuse that checks the storage."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ class OnS3:
         self.pipeline = Pipeline(ws, [one, other, last])
 
     def run(self) -> PipelineRun:
-        """Run it to its end."""
+        """Run the pipeline to its end."""
         run = self.experiment.submit(self.pipeline)
         assert isinstance(run, PipelineRun)
         assert run.wait_for_completion(show_output=False) == "Finished"
         return run
 
     def files(self) -> dict[str, str]:
-        """Return path → mark of all objects of the datastore."""
+        """Return path → mark of all objects in the datastore."""
         return {one.path: str(one.etag) for one in self.backend.walk("")}
 
 
@@ -150,7 +150,7 @@ def test_steps_pass_data_through_s3_in_every_mode(on_s3: OnS3, tmp_path: Path) -
     reused = again.find_step_run("join")[0].get_output_data("joined")
     assert reused.download(str(tmp_path / "again")) == 1
 
-    # One object was written again in S3: its step and all that read it run, and say why.
+    # One object was overwritten in S3: its step and all that read it run, and report the reason.
     client, prefix = on_s3.backend.settings.client(), on_s3.backend.settings.prefix
     bucket = on_s3.backend.settings.bucket
     client.put_object(Bucket=bucket, Key=f"{prefix}/tables/{split}/t.csv", Body=b"n\n10\n99\n")
@@ -159,7 +159,7 @@ def test_steps_pass_data_through_s3_in_every_mode(on_s3: OnS3, tmp_path: Path) -
     decision = str(changed.find_step_run("split")[0].decision["reason"])
     assert f"photos/tables/{split}/t.csv was overwritten" in decision
 
-    # One is gone: the newest whole run is taken where there is one, else the step runs.
+    # One object is missing: an older complete output is reused if there is one, else the step runs.
     left = changed.find_step_run("left")[0].id
     client.delete_object(Bucket=bucket, Key=f"{prefix}/azureml/{left}/left")
     mended = on_s3.run()

@@ -1,4 +1,4 @@
-"""A store in PostgreSQL: its address, lost connections, lost answers, many writers, forks."""
+"""A store in PostgreSQL: addresses, lost connections, lost responses, many writers, forks."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_store_of_another_version_is_refused(server: Postgres, store: SqlStore
 
 @pytest.fixture
 def later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let this rayjobs be two versions later; return the folder of its steps."""
+    """Let this process be rayjobs of two versions later; return the folder of its migrations."""
     (tmp_path / f"{VERSION + 1:04d}.sql").write_text(
         "ALTER TABLE jobs ADD COLUMN cost BIGINT; UPDATE jobs SET cost = 7"
     )
@@ -259,7 +259,7 @@ def test_a_copy_of_the_folder_is_refused(server: Postgres, tmp_path: Path) -> No
         open_workspace(tmp_path / "b")
     (tmp_path / "a").rename(tmp_path / "gone")
     shutil.rmtree(tmp_path / "b")
-    with open_workspace(tmp_path / "gone") as moved:  # a moved one is not a copy
+    with open_workspace(tmp_path / "gone") as moved:  # a moved workspace is not a copy
         assert not moved.store.jobs()
 
 
@@ -303,7 +303,7 @@ def test_a_process_has_no_more_connections_than_its_bound(
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(most) == 60  # each was served in its turn
+    assert len(most) == 60  # each was served in turn
     assert max(most) == 3
 
 
@@ -395,7 +395,7 @@ def test_a_server_without_free_connections_loses_nothing(server: Postgres, store
             held.append(psycopg.connect(server.url))
     with pytest.raises(StoreError, match=r"too many clients|remaining connection slots"):
         SqlStore(server.schema())
-    assert store.job(job.id)  # by the connection that it has
+    assert store.job(job.id)  # over its existing connection
     for connection in held:
         connection.close()
 
@@ -414,7 +414,7 @@ def test_hanging_server_is_abandoned(
             except StoreUnreachableError as error:
                 found.append(str(error))
 
-    calling = threading.Thread(target=call)  # one that never ends must not keep the test
+    calling = threading.Thread(target=call)  # a thread that never ends must not block the test
     server.send(signal.SIGSTOP)
     try:
         calling.start()
@@ -467,7 +467,7 @@ def test_change_is_visible_to_others_only_after_commit(server: Postgres) -> None
 def test_a_fork_leaves_the_connections_to_its_parent(store: SqlStore) -> None:
     job = submit(store)
     child = os.fork()
-    if child == 0:  # the child's own connection, and its end, cost the parent nothing
+    if child == 0:  # the child's own connection, and its end, do not affect the parent
         code = 1
         try:
             code = 0 if store.job(job.id).id == job.id else 2

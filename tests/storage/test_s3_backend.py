@@ -56,7 +56,7 @@ def test_a_piece_that_broke_off_is_continued(
     calls, read = iter(range(100)), s3._read
 
     def breaks(body: Any, patience: Any) -> bytes:
-        if next(calls) == 3:  # some bytes have come
+        if next(calls) == 3:  # some bytes have arrived
             raise ConnectionResetError("reset by a test")
         return read(body, patience)
 

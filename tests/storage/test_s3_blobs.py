@@ -136,7 +136,7 @@ def test_an_upload_that_is_killed_leaves_nothing(
         client.send_signal(signal.SIGKILL)
     assert content(blobs, "a") == b"before"
     assert uploads(blobs)
-    # A prune, later, frees what the dead client has sent.
+    # A later prune removes the parts that the dead client has sent.
     monkeypatch.setattr(s3_blobs, "ABANDONED_S", -1.0)
     blobs.discard([], unused_s=0.0)
     assert not uploads(blobs)
@@ -284,7 +284,7 @@ def test_reused_blob_is_young_again(blobs: S3Blobs, monkeypatch: pytest.MonkeyPa
 
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float, *, of: str) -> None:
-    """Let a blob be older than it is: the server's times of it are moved back."""
+    """Let a blob appear older: the times that the server reports for it are moved back."""
     from datetime import timedelta
 
     plain_head, plain_objects = S3Blobs._head_of, S3Blobs._objects
@@ -310,15 +310,15 @@ def later(monkeypatch: pytest.MonkeyPatch, seconds: float, *, of: str) -> None:
 def test_writer_during_a_prune_loses_nothing(
     blobs: S3Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, moment: str
 ) -> None:
-    """The prune has read the times and has not removed yet when a writer comes.
+    """A writer arrives when a prune has read the times, and has not removed the blob yet.
 
-    He looks for prunes before the removal, or only after the prune has ended.
+    The writer checks for prunes before the removal, or only after the prune has ended.
     """
     source = tmp_path / "source"
     source.write_bytes(b"bytes")
     key = blobs.add_file(source).key
     monkeypatch.setattr(s3_blobs, "POLL_S", 0.05)
-    looked, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+    looked, may_remove, ended = threading.Event(), threading.Event(), threading.Event()
     plain_remove, plain_condemned = S3Blobs._remove, S3Blobs._condemned
     problems: list[BaseException] = []
     kept: list[bool] = []
@@ -326,16 +326,16 @@ def test_writer_during_a_prune_loses_nothing(
     def remove(self: S3Blobs, kind: str, name: str) -> None:
         if kind == s3_blobs.BLOBS:
             looked.set()
-            assert goes_on.wait(60)
+            assert may_remove.wait(60)
         plain_remove(self, kind, name)
 
     def condemned(self: S3Blobs) -> set[str]:
         if moment == "after the prune":
-            goes_on.set()
+            may_remove.set()
             assert ended.wait(60)
             return plain_condemned(self)
         found = plain_condemned(self)
-        goes_on.set()
+        may_remove.set()
         return found
 
     def prune() -> None:

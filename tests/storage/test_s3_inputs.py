@@ -142,7 +142,7 @@ def test_a_mount_is_read_only_and_can_be_read_anywhere(
         release(done)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may say how far the kernel reads ahead")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may set the kernel's read-ahead")
 def test_the_kernel_reads_far_ahead_in_a_mount(
     store: Datastore, catalogue: MemoryCatalogue, node: Path, tmp_path: Path
 ) -> None:
@@ -300,8 +300,8 @@ def test_writes_to_a_download_are_private_to_the_job(
     store: Datastore, catalogue: MemoryCatalogue, node: Path, tmp_path: Path, own: str
 ) -> None:
     """Both ways, by root too. Off switch: hard links into the cache for all."""
-    asked = [sys.executable, "-m", "rayjobs.injob.views", str(tmp_path)]
-    works = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)
+    command = [sys.executable, "-m", "rayjobs.injob.views", str(tmp_path)]
+    works = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     if own == "overlay" and not works["overlay"]:
         pytest.skip("no private layers on this machine")
     protection = Protection(overlay=own == "overlay")

@@ -90,11 +90,11 @@ def test_prune_follows_references(workspace: OpenWorkspace, tmp_path: Path) -> N
     for job in (old, unfinished):  # of an agent that died before it could remove them
         workspace.blobs.put_bytes(b"x", f"{live_logs.folder(job.id, 1, 0)}{0:016d}-{1:016d}")
     workspace.blobs.put_bytes(b"not ours", "other/thing")
-    (tmp_path / "source").write_bytes(b"referred to by nobody")
+    (tmp_path / "source").write_bytes(b"without any reference")
     stray = workspace.blobs.add_file(tmp_path / "source").key
     kept = {one.blob for one in workspace.store.files(new.id)}
     rules = Rules(older_than_s=None, max_bytes=0, keep=1)
-    assert not prune.plan(workspace, rules).going  # all of it is younger than an hour
+    assert not prune.plan(workspace, rules).going  # all files are younger than an hour
     grace_s = -7200.0  # as if it were two hours later
     made = prune.plan(workspace, rules, grace_s=grace_s)
     assert [unit.id for unit in made.units] == [old.id]
@@ -119,7 +119,7 @@ def test_prune_keeps_files_of_an_unavailable_bucket(
     proxy.come_back()
     assert workspace.store.files(job.id) == []  # rows go first
     made = prune.plan(workspace, ALL, grace_s=-7200.0)
-    assert len(made.going) == files  # the next prune finds what is left
+    assert len(made.going) == files  # the next prune finds the remaining files
     assert prune.apply(workspace, made, grace_s=-7200.0).files == files
 
 
@@ -142,7 +142,7 @@ def test_a_workspace_is_checked(
     values = json.loads(capsys.readouterr().out)
     assert values["problems"] == [] and values["jobs"] == 0
     assert values["server"].startswith("PostgreSQL 1")
-    assert list(workspace.blobs.list()) == []  # nothing of the check stays
+    assert list(workspace.blobs.list()) == []  # the check leaves nothing
     assert workspace.store.meta_under("meta:") == {}
     assert run(["workspace", "check"]) == 0
     assert "can be used" in capsys.readouterr().out
@@ -177,7 +177,7 @@ def problems(workspace: OpenWorkspace) -> str:
 
 @pytest.fixture
 def passed(workspace: OpenWorkspace, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a node without the target's disk asks its target for."""
+    """The calls to the target of a node without the target's disk."""
     served, calls = WorkspaceServer(), []
 
     def ask(_target: str, method: str, *given: Any) -> Any:
@@ -208,12 +208,12 @@ def test_a_node_without_keys_goes_through_the_target(
     workspace: OpenWorkspace, passed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content_here = b"of this machine" * 1000
-    with monkeypatch.context() as patched:  # the node has others, or none
+    with monkeypatch.context() as patched:  # the node has other keys, or none
         patched.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
         s3_settings._session.cache_clear()
         far = remote_workspace.open_remote("pool", str(workspace.path), scratch=tmp_path / "node")
         assert isinstance(far.blobs, RemoteBlobs)
-    s3_settings._session.cache_clear()  # from here on, the target's
+    s3_settings._session.cache_clear()  # from here on, the target's keys are used
     (tmp_path / "source").write_bytes(content_here)
     blob = far.blobs.add_file(tmp_path / "source")
     assert content(workspace.blobs, blob.key) == content_here

@@ -113,12 +113,12 @@ def test_one_prefix_is_never_two_workspaces(
 def test_unreachable_services_leave_nothing(
     server: Postgres, blobs: S3Address, tmp_path: Path
 ) -> None:
-    away = S3Address("bucket", "w", "http://127.0.0.1:9")
+    unreachable = S3Address("bucket", "w", "http://127.0.0.1:9")
     url = server.schema()
     with pytest.raises(StoreError, match="are not available"):
-        shared.create(tmp_path / "w", url, blobs=away)
+        shared.create(tmp_path / "w", url, blobs=unreachable)
     assert not (tmp_path / "w").exists()
-    with shared.create(tmp_path / "w", url, blobs=blobs).workspace as opened:  # the next try may
+    with shared.create(tmp_path / "w", url, blobs=blobs).workspace as opened:  # a new try works
         assert not opened.store.jobs()
 
 
@@ -213,7 +213,7 @@ def test_a_take_over_waits_for_the_end_of_the_other_and_fences_it(first: OpenWor
 
 
 def make_silent(workspace: OpenWorkspace, target: str = "local") -> None:
-    """Let a target have been silent for a minute."""
+    """Let a target appear silent for a minute."""
     key = in_store.ALIVE + target
     value = json.loads(str(workspace.store.meta(key)))
     workspace.store.set_meta(key, json.dumps({**value, "at": value["at"] - 60}))
@@ -224,7 +224,7 @@ def make_silent(workspace: OpenWorkspace, target: str = "local") -> None:
 
 @pytest.fixture
 def woken(first: OpenWorkspace) -> Iterator[list[float]]:
-    """When the target of another home was woken, which serves the workspace."""
+    """The times at which the serving target of another home was woken."""
     times: list[float] = []
     with SqlStoreOf(first) as store:
         store.claim_target("local", epoch="1", claimant=claimant("a"))
@@ -232,7 +232,7 @@ def woken(first: OpenWorkspace) -> Iterator[list[float]]:
         while not times:  # until it listens
             first.store.wake_target("local")
             time.sleep(0.05)
-        time.sleep(0.3)  # for those that were sent meanwhile
+        time.sleep(0.3)  # for wake-ups sent meanwhile
         times.clear()
         yield times
 
@@ -285,7 +285,7 @@ def test_target_of_this_home_is_local(first: OpenWorkspace, own_home: Path) -> N
 def test_lost_wake_up_is_delivered_with_the_next_connection(
     server: Postgres, first: OpenWorkspace, woken: list[float]
 ) -> None:
-    end_connections(server)  # what is sent from here on, until it listens again, is lost
+    end_connections(server)  # wake-ups sent from here on are lost until it listens again
     until(lambda: len(woken) >= 1)
     before = len(woken)
     first.store.wake_target("local")
@@ -310,7 +310,7 @@ def test_a_target_stays_alive_over_a_restart_of_the_server(
 def test_heartbeats_of_an_old_actor_are_ignored(
     first: OpenWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_watch, "BEAT_S", 0.001)  # at each look
+    monkeypatch.setattr(postgres_watch, "BEAT_S", 0.001)  # at each turn
     woken: list[int] = []
     with SqlStoreOf(first) as store:
         store.claim_target("local", epoch="old", claimant=claimant("a"))
@@ -318,7 +318,7 @@ def test_heartbeats_of_an_old_actor_are_ignored(
         until(lambda: bool(woken))
         store.claim_target("local", epoch="new", claimant=claimant("a"))
         make_silent(first)
-        for _ in range(3):  # it listens and beats meanwhile
+        for _ in range(3):  # it listens and sends heartbeats meanwhile
             woken.clear()
             store.wake_target("local")
             until(lambda: bool(woken))

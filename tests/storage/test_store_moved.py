@@ -91,7 +91,7 @@ def test_a_store_moves_there_and_back(server: Postgres, root: Path) -> None:
         assert seen(workspace) == before
         assert submit(workspace.store).serial == newest + 2
         before = seen(workspace)
-    again = to_postgres(root, url)  # into the schema that it left
+    again = to_postgres(root, url)  # into its previous schema
     assert Path(again.old).name == "store-moved-2.db"
     with open_workspace(root) as workspace:
         assert seen(workspace) == before
@@ -153,7 +153,7 @@ def test_a_row_that_differs_stops_the_move(
     monkeypatch.undo()
     with open_workspace(root) as workspace:
         assert seen(workspace) == before
-    to_postgres(root, url)  # the leftovers of the first one do not matter
+    to_postgres(root, url)  # leftovers of the first move do not matter
     with open_workspace(root) as workspace:
         assert seen(workspace) == before
 

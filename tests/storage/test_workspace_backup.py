@@ -56,7 +56,7 @@ def test_a_copy_becomes_the_same_workspace_again(workspace: OpenWorkspace, tmp_p
 
     later, second = submit(workspace.store), stored(workspace, "two")
     again = backup(workspace.path, tmp_path / "copy")
-    assert (again.files, again.copied) == (2, 1)  # only what is new
+    assert (again.files, again.copied) == (2, 1)  # only new files
 
     restored = restore(tmp_path / "copy", tmp_path / "restored")
     assert restored.files == 2

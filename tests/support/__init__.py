@@ -1,1 +1,1 @@
-"""What several tests use: targets, nodes, images, packages, and waiting for things."""
+"""Helpers of several tests: targets, nodes, images, packages, and waiting."""

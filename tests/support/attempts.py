@@ -1,4 +1,4 @@
-"""Messages about attempts for tests that need one of no job in particular."""
+"""Messages about attempts, for tests that do not need a particular job."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def on_node(root: Path | str = "/nowhere", **facts: Any) -> AttemptOnNode:
 
 
 def on_node_of(plan: Mapping[str, Any], workspace: Path | str = "/nowhere/ws") -> AttemptOnNode:
-    """Return the attempt whose host carries out a plan, given as its JSON."""
+    """Return the attempt whose host runs a plan, given as JSON."""
     return of_plan(LaunchPlan.from_json(plan), workspace)
 
 
 def of_plan(plan: LaunchPlan, workspace: Path | str = "/nowhere/ws") -> AttemptOnNode:
-    """Return the attempt whose host carries out a plan."""
+    """Return the attempt whose host runs a plan."""
     return AttemptOnNode(
         workspace=str(workspace),
         target="local",
@@ -67,7 +67,7 @@ def data_request(
     outputs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     **facts: Any,
 ) -> LaunchRequest:
-    """Return a request of which only the data counts; `facts` are those of `on_node`."""
+    """Return a request of which only the data matters; for `facts` see `on_node`."""
     on = on_node(root, **facts)
     plan = LaunchPlan(
         job=on.job,

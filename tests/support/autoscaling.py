@@ -31,7 +31,7 @@ class FakeCloud:
     file: Path
 
     def workers(self) -> list[str]:
-        """Return the ids of the living workers, as the target last saw them."""
+        """Return the ids of the live workers that the target saw last."""
         known = local_head.read_json(
             TargetPaths.of(TARGET, under=self.home).root / "capacity.json"
         ) or {"nodes": []}
@@ -39,7 +39,7 @@ class FakeCloud:
 
 
 def cluster_file(address: str, types: dict[str, dict[str, Any]], *, max_workers: int) -> str:
-    """Return a file as `ray up` takes it, whose cloud is this machine."""
+    """Return a cluster file for `ray up`, whose cloud is this machine."""
     config = {
         "cluster_name": "fake",
         "max_workers": max_workers,
@@ -52,7 +52,7 @@ def cluster_file(address: str, types: dict[str, dict[str, Any]], *, max_workers:
             "launch_multiple": True,
             "head_node_id": HEAD_ID,
         },
-        # Ray's monitor fills these in for the clouds that it knows, and wants them of all.
+        # Ray's monitor requires these of all clouds, and fills them in only for those it knows.
         "auth": {},
         "docker": {},
         "file_mounts": {},
@@ -81,7 +81,7 @@ def cluster_file(address: str, types: dict[str, dict[str, Any]], *, max_workers:
 
 
 def node_type(name: str, *, cpus: int, max_workers: int) -> dict[str, Any]:
-    """Return a type of workers of which none runs unless it is needed."""
+    """Return a node type whose workers start only when they are needed."""
     return {
         "resources": {"CPU": cpus, "object_store_memory": 80_000_000},
         "labels": {"ray.io/node-group": name},
@@ -95,7 +95,7 @@ def node_type(name: str, *, cpus: int, max_workers: int) -> dict[str, Any]:
 def fake_cloud(
     home: Path, types: dict[str, dict[str, Any]], *, workers: int
 ) -> Iterator[FakeCloud]:
-    """Run a head without workers, and a target on it that was made from its file."""
+    """Run a head without workers, and a target on it that was created from its file."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="rja-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -111,7 +111,7 @@ def fake_cloud(
             "--head",
             f"--node-ip-address={host}",
             f"--port={address.rpartition(':')[2]}",
-            # The default is the one of every other head of this machine.
+            # The default would be that of every other head on this machine.
             f"--ray-client-server-port={local_head.free_port()}",
             f"--temp-dir={folder / 'r'}",
             "--num-cpus=0",

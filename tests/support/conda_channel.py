@@ -1,4 +1,4 @@
-"""Makes a channel of conda below a folder: a Python that is this one, and small packages."""
+"""Makes a conda channel in a folder: this machine's Python, and small packages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Channel:
         self.add_python()
 
     def add_python(self) -> None:
-        """Add a package whose interpreter is this machine's, as a virtual environment has it."""
+        """Add a package whose interpreter is this machine's, as in a virtual environment."""
         minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
         base = Path(sys.base_prefix) / "bin" / f"python{minor}"
         self.add(

@@ -29,7 +29,7 @@ ENV = dict(one.split("=", 1) for one in DEFAULT_ENV)
 
 
 def python_folders() -> list[str]:
-    """Return where this Python and its packages are, which may be links to other folders."""
+    """Return the folders of this Python and its packages, which may be links to others."""
     packages = importlib.util.find_spec("torch")
     real = [str(Path(packages.origin).resolve().parents[1])] if packages and packages.origin else []
     return list(dict.fromkeys([sys.base_prefix, sys.prefix, *real]))
@@ -37,15 +37,15 @@ def python_folders() -> list[str]:
 
 @functools.cache
 def able() -> Capability:
-    """What this machine can do with images."""
+    """Return what this machine can do with images."""
     found = capability_of(Path("/tmp"))
-    # A trial that fails by itself must not pass for a machine without containers.
+    # A check that could not run must not count as a machine without containers.
     assert "could not be tried" not in found.why, found.why
     return found
 
 
 needs_containers = pytest.mark.skipif(
-    bool(able().why), reason=f"no container can be made here: {able().why}"
+    bool(able().why), reason=f"this machine cannot run containers: {able().why}"
 )
 
 
@@ -126,7 +126,7 @@ def run_once(image: Path, folder: Path, *arguments: str) -> subprocess.Completed
 
 
 def mounts_below(folder: Path) -> list[str]:
-    """The mounts below a folder that this process sees."""
+    """Return the mounts below a folder that this process sees."""
     text = Path("/proc/self/mountinfo").read_text()
     points = [line.split()[4] for line in text.splitlines()]
     return [point for point in points if point.startswith(f"{os.path.realpath(folder)}/")]

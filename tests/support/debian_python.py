@@ -21,9 +21,9 @@ _LATEST_S = 120.0
 
 
 def debian_python(folder: Path, work: Path) -> Path:
-    """Make a root in `folder`; skips the test where apt or its mirror of Debian is not there."""
+    """Make a root in `folder`; skip the test if apt or its Debian mirror is not available."""
     if shutil.which("apt-get") is None or not Path(_KEYS).exists():
-        pytest.skip("Python 3.13 comes from packages of Debian, and there is no apt here")
+        pytest.skip("Python 3.13 comes from Debian packages, and this machine has no apt")
     for name in ("state/lists/partial", "cache/archives/partial"):
         (work / name).mkdir(parents=True)
     sources = work / "sources.list"
@@ -34,7 +34,7 @@ def debian_python(folder: Path, work: Path) -> Path:
         "Dir::Cache": work / "cache",
         "Dir::Etc::SourceList": sources,
         "Dir::Etc::SourceParts": "/dev/null",
-        "APT::Sandbox::User": "root",  # it is the test's own folder
+        "APT::Sandbox::User": "root",  # which can write to the test's folder
         "Acquire::http::Timeout": "20",
     }
     apt = ["apt-get", "-qq", *(word for item in options.items() for word in ("-o", "=".join(
@@ -58,7 +58,7 @@ def debian_python(folder: Path, work: Path) -> Path:
 
 
 def _mirror() -> str:
-    """Return the mirror of Debian that apt of this machine uses."""
+    """Return the Debian mirror that this machine's apt uses."""
     output = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(SITE)"],
         capture_output=True,

@@ -60,14 +60,14 @@ def python_root(folder: Path) -> Path:
 
 
 def take(source: Path, target: Path) -> None:
-    """Copy a file of the machine: never a second name of it, which a test may change."""
+    """Copy a file of the machine: a test may change the copy, so it must not be a hard link."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(os.path.realpath(source), target)  # bytecode counts by the times of its source
+        shutil.copy2(os.path.realpath(source), target)  # and its time, for the bytecode
 
 
 def take_libraries(binaries: Iterable[Path], folder: Path) -> None:
-    """Put the shared libraries of programs into a root, where the loader looks for them."""
+    """Copy the shared libraries of programs into a root, where the loader searches for them."""
     words = [str(path) for path in binaries]
     output = subprocess.run(["ldd", *words], capture_output=True, text=True, check=False).stdout
     for found in set(_LIBRARY.findall(output)):

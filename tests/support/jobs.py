@@ -34,7 +34,7 @@ def until(fact: Callable[[], Fact], what: str, *, deadline_s: float = DEADLINE_S
         value = fact()
         if value:
             return value
-        assert time.monotonic() < end, f"never came true in {deadline_s:g} s: {what}"
+        assert time.monotonic() < end, f"not true within {deadline_s:g} s: {what}"
         time.sleep(0.02)
 
 
@@ -65,7 +65,7 @@ class Jobs:
         return self.store.job(job.id)
 
     def wait(self, job: Job, state: JobState | None = None, **more: Any) -> Job:
-        """Return the job once it is final (or in `state`); a wrong end is shown with its log."""
+        """Return the job once it is final (or in `state`); a failure shows its reason and log."""
 
         def reached() -> Job | None:
             now = self.job(job)
@@ -103,7 +103,7 @@ class Jobs:
         return until(record, f"{job.id} has a host")  # type: ignore[return-value]
 
     def host_process(self, job: Job) -> Identity:
-        """Return which process the attempt's host is, once it runs."""
+        """Return the process of the attempt's host, once it runs."""
         found = self.host(job).identity
         assert found is not None
         return found
@@ -130,7 +130,7 @@ class Jobs:
     def nothing_left(self, job: Job) -> None:
         """Wait until no process and no scratch of any attempt of the job is left.
 
-        Not for jobs whose files could not be stored: their scratch stays for people to save.
+        Not for jobs whose files could not be stored: their scratch is kept for the user.
         """
         for attempt in self.store.attempts(job.id):
             for host in attempt.hosts:
@@ -166,5 +166,5 @@ def wake(workspace: OpenWorkspace) -> bool:
 
 
 def kill(pid: int) -> None:
-    """End a process at once, as a crash would."""
+    """Kill a process, as a crash would."""
     os.kill(pid, signal.SIGKILL)

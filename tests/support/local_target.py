@@ -1,4 +1,4 @@
-"""The run's one real Ray head, shared by all tests that ask for `local_target`."""
+"""The run's one real Ray head, shared by all tests that use `local_target`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from rayjobs.core.paths import TargetPaths
     from rayjobs.target.local_head import HeadRecord
 
-# More than a small machine has: jobs in tests compute next to nothing. GPUs are numbers to Ray.
+# More than a small machine has: jobs in tests compute almost nothing, and Ray does not check GPUs.
 SETTINGS = {
     "RAYJOBS_LOCAL_CPUS": "8",
     "RAYJOBS_LOCAL_GPUS": "4",
     "RAYJOBS_LOCAL_IDLE_S": "3600",
-    # A secret of the shell that starts the target (test_target_environment).
+    # A secret in the shell that starts the target (test_target_environment).
     "AWS_SECRET_ACCESS_KEY": "exported-where-the-target-was-started",
 }
 
@@ -63,7 +63,7 @@ class LocalTarget:
 
 
 def remove_runtime_folder(home: Path) -> None:
-    """Remove the folder of a home's sockets, which is outside the home for its short name."""
+    """Remove the folder of a home's sockets, which is outside the home to have a short path."""
     digest = hashlib.sha256(str(home).encode()).hexdigest()[
         :10
     ]  # as rayjobs.core.paths.runtime_dir
@@ -72,7 +72,7 @@ def remove_runtime_folder(home: Path) -> None:
 
 @pytest.fixture(scope="session")
 def shared_head(session_root: Path) -> Iterator[LocalTarget]:
-    """Start the head at its first use, and prove at the end that nothing of it is left."""
+    """Start the head at its first use, and check at the end that nothing of it is left."""
     from rayjobs.target import local_head, targets
 
     home = session_root / "s"

@@ -1,4 +1,4 @@
-"""Two machines on one: each with its own networks, host name and /etc/hosts."""
+"""Two simulated machines, each with its own networks, host name and /etc/hosts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rayjobs.injob.identity import Identity
 from tests.conformance.hosts import Attempt, base_env, until
 
 KINDS = ("--net", "--uts", "--mount")
-# Of the network that joins both machines; a prefix is 24 bits long.
+# Addresses in the network that joins both machines; prefixes have 24 bits.
 JOINED = ("10.77.0.1", "10.77.0.2")
-# Of a network that each machine has for itself, as that of Docker is.
+# An address in a network that each machine has for itself, such as Docker's.
 APART = "192.168.77.1"
 
 START = """
 import asyncio, json, sys
 from rayjobs.launch import hostclient
 plan, env = sys.argv[1], json.loads(sys.argv[2])
-host = asyncio.run(hostclient.start_cold(plan, reason="asked for", env=env, secrets={}))
+host = asyncio.run(hostclient.start_cold(plan, reason="requested", env=env, secrets={}))
 print(json.dumps(host.to_json()))
 """
 
@@ -51,13 +51,13 @@ class Machine:
     holder: int
 
     def run(self, *command: str) -> str:
-        """Run a command there; return what it prints."""
+        """Run a command on the machine; return its output."""
         inside = ["nsenter", f"--target={self.holder}", *KINDS, "--"]
         done = subprocess.run([*inside, *command], stdout=subprocess.PIPE, text=True, check=True)
         return done.stdout
 
     def start(self, attempt: Attempt) -> Attempt:
-        """Start a cold host there."""
+        """Start a cold host on the machine."""
         output = self.run(sys.executable, "-c", START, attempt.write_plan(), json.dumps(base_env()))
         attempt.identity = Identity.from_json(json.loads(output))
         return attempt
@@ -68,7 +68,7 @@ def two_machines(folder: Path, *, own_name_leads_to: str) -> Iterator[tuple[Mach
     """Make two machines that one network joins, and whose own names lead to another address."""
     with ExitStack() as stack:
         holders = [stack.enter_context(_held()) for _ in range(2)]
-        # Nodes need not call their interfaces by the same name.
+        # The interfaces of nodes may have different names.
         nics = ("lan0", "eno1")
         made = tuple(Machine(JOINED[n], holder) for n, holder in enumerate(holders))
         made[0].run(
@@ -91,11 +91,11 @@ def two_machines(folder: Path, *, own_name_leads_to: str) -> Iterator[tuple[Mach
 
 @contextmanager
 def _held() -> Iterator[int]:
-    """Hold new namespaces by a process, and return its pid."""
+    """Create namespaces that a process holds; yield its pid."""
     holder = subprocess.Popen(["unshare", *KINDS, "--", "sleep", "infinity"])
     try:
         comm = Path(f"/proc/{holder.pid}/comm")
-        until(lambda: comm.read_text() == "sleep\n", "the namespaces are there")
+        until(lambda: comm.read_text() == "sleep\n", "the namespaces exist")
         yield holder.pid
     finally:
         holder.kill()

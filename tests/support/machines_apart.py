@@ -32,7 +32,7 @@ class OtherMachine:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, *arguments: str) -> list[str]:
-        """Return the command line of a command of rayjobs there."""
+        """Return the command line that runs rayjobs on that machine."""
         covers = "; ".join(
             f"mount -t tmpfs -o size=1m none {shlex.quote(str(one))}" for one in self.hidden
         )
@@ -41,7 +41,7 @@ class OtherMachine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of its shell."""
+        """The variables of that machine's shell."""
         return {**os.environ, "RAYJOBS_HOME": str(self.home), **self.variables}
 
     def run(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

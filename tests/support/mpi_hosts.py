@@ -95,7 +95,7 @@ class MpiAttempt:
 
     @contextmanager
     def relayed(self) -> Iterator[None]:
-        """Bring mpirun's requests to the other hosts meanwhile, as the agents do."""
+        """Relay mpirun's requests to the other hosts meanwhile, as the agents do."""
         relay = LaunchPlan.from_json(self.nodes[0].plan).relay
         if relay is None:  # one node, or no MPI
             yield
@@ -118,7 +118,7 @@ class MpiAttempt:
         return [attempt.wait() for attempt in self.nodes]
 
     def wait_as_group(self) -> list[dict[str, Any]]:
-        """The same, where the first node that ends in any way but well ends the others."""
+        """Return the same as `wait`; the first node that does not complete ends the others."""
 
         def first_bad() -> bool:
             records = [hostclient.read_exit_record(str(one.root)) for one in self.nodes]
@@ -155,7 +155,7 @@ class MpiAttempt:
         return failure
 
     def nothing_left(self) -> None:
-        """Prove that no process of any node is left, nor a file in the shared memory folder."""
+        """Check that no process is left on any node, and no file in the shared memory folder."""
         for attempt in self.nodes:
             until(partial(_has_ended, attempt.marker), "the end of all processes")
         assert not list(Path("/dev/shm").glob("vader_segment*"))

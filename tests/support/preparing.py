@@ -1,4 +1,4 @@
-"""A real agent's code prepares the first node of a job of two; returns the events."""
+"""Prepares the first node of a two-node job with a real agent's code; returns the events."""
 
 from __future__ import annotations
 

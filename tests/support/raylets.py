@@ -28,14 +28,14 @@ TARGET = "pool"
 CPUS = 2
 START_TRIES = 3
 START_S = 50.0
-# Two thirds of it, after which an unreachable host ends its ranks, is 12 s.
+# An unreachable host ends its ranks after two thirds of the lease, 12 s.
 LEASE_S = 18.0
-# Ray's own patience with a node, which is not that of a local head.
+# Ray's own timeouts for a node, which differ from those of a local head.
 USUAL_CHECKS = {
     "RAY_health_check_timeout_ms": "10000",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "60",
 }
-# Ray gives up a node after three checks without an answer: some seconds, not a minute.
+# Ray gives up a node after three unanswered checks: some seconds, instead of a minute.
 FAST_CHECKS = {
     **USUAL_CHECKS,
     "RAY_health_check_initial_delay_ms": "2000",
@@ -91,7 +91,7 @@ class Cluster:
     def begin(self) -> None:
         """Start a node with its own loopback address and scratch folder, without waiting.
 
-        One at a time: raylets that start at once on one machine may wait forever.
+        Nodes start one at a time: raylets that start together on one machine may hang.
         """
         self.wait_for_last()
         self.number += 1
@@ -101,7 +101,7 @@ class Cluster:
         self.nodes.append(Node(address, scratch, self.start_node(address, scratch)))
 
     def start_node(self, address: str, scratch: Path) -> subprocess.Popen[bytes]:
-        """Run `ray start` of the node that was begun last."""
+        """Run `ray start` for a node."""
         return self.start(
             f"--address={self.address}",
             f"--node-ip-address={address}",
@@ -111,10 +111,10 @@ class Cluster:
         )
 
     def wait_for_last(self) -> None:
-        """Wait until the node that was begun last has started.
+        """Wait until the last node of `begin` has started.
 
-        A raylet that starts while another one of this machine does, of whatever cluster, may wait
-        forever: it is then started again.
+        A raylet may hang if another one of any cluster starts on this machine at the same time: it
+        is then restarted.
         """
         log = self.folder / f"ray-{self.number}.log"
         tries = 1 if self.number == 1 else START_TRIES
@@ -134,7 +134,7 @@ class Cluster:
                 return
 
     def ensure(self, count: int) -> None:
-        """Have so many nodes that take jobs, and wait until the target sees them and no others."""
+        """Start nodes until `count` take jobs; wait until the target sees exactly these nodes."""
         while len(self.nodes) - 1 < count:
             self.begin()
         addresses = {node.address for node in self.nodes}
@@ -147,12 +147,12 @@ class Cluster:
         until(seen, f"the target sees {sorted(addresses)}")
 
     def node_at(self, address: str | None) -> Node:
-        """Return the node with the address that a record of a host has."""
+        """Return the node with the address in a host's record."""
         (found,) = [node for node in self.nodes if node.address == address]
         return found
 
     def remove(self, node: Node) -> None:
-        """End a node and all that it started."""
+        """End a node and all its processes."""
         self.nodes.remove(node)
         end_tree(node.starter)
 
@@ -173,7 +173,7 @@ def ray_start(*arguments: str, log: Path, environment: dict[str, str]) -> subpro
 
 
 def end_tree(starter: subprocess.Popen[bytes]) -> None:
-    """End a foreground `ray start` with everything below it, stopped processes too."""
+    """Kill a foreground `ray start` with all its descendants, including stopped ones."""
     try:
         tree = [*psutil.Process(starter.pid).children(recursive=True), psutil.Process(starter.pid)]
     except psutil.NoSuchProcess:
@@ -190,12 +190,11 @@ def end_tree(starter: subprocess.Popen[bytes]) -> None:
 def ray_cluster(
     home: Path, *, checks: Mapping[str, str] = FAST_CHECKS, lease_s: float = LEASE_S
 ) -> Iterator[Cluster]:
-    """Run a head and a node, and a target called `pool` whose actor lives with the head.
+    """Run a head, a node, and a target `pool` whose actor is on the head.
 
     Args:
         checks: How soon Ray gives up a node that does not answer.
-        lease_s: Of the target; the shortest that is fair is a minute and a half, which few tests
-            have the time for.
+        lease_s: The target's lease. The minimum for users, 90 s, is too long for most tests.
     """
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="rjc-", dir="/tmp"))
@@ -237,7 +236,7 @@ def ray_cluster(
 
 @pytest.fixture(scope="session")
 def shared_raylets(session_root: Path) -> Iterator[Cluster]:
-    """The run's one cluster of several raylets; ask for `raylets`."""
+    """The run's one cluster of several raylets; tests use `raylets`."""
     home = session_root / "c"
     with ray_cluster(home) as cluster:
         yield cluster
@@ -248,8 +247,8 @@ def shared_raylets(session_root: Path) -> Iterator[Cluster]:
 def raylets(shared_raylets: Cluster, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A cluster of raylets that share nothing but Ray, with RAYJOBS_HOME set to its home.
 
-    Say with `ensure` how many nodes the test needs: those before it may have lost some. Its tests
-    are marked with `RAYLETS`: they then run in one worker, with one cluster.
+    Call `ensure` with the number of nodes that the test needs: earlier tests may have lost some.
+    Mark tests with `RAYLETS`, so that they run in one worker, with one cluster.
     """
     monkeypatch.setenv("RAYJOBS_HOME", str(shared_raylets.home))
     return shared_raylets
@@ -270,7 +269,7 @@ def pool_jobs(raylets: Cluster, tmp_path: Path) -> Iterator[Jobs]:
 
 
 def end_all(folder: Path) -> None:
-    """End what still names the cluster's folder: agents and workers whose raylet was killed."""
+    """End processes that still name the cluster's folder: orphans of killed raylets."""
     for process in psutil.process_iter():
         try:
             words = [*process.cmdline(), process.environ().get("RAYJOBS_SCRATCH", "")]

@@ -1,4 +1,4 @@
-"""Registers models as programs do, with every fact that the registry takes."""
+"""Registers models as programs do, with all facts that the registry accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A made-up step to the next version of the store's schema."""
+"""A made-up migration to the next version of the store's schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayjobs.store.migrations import upgrade
 
 NEXT = schema.VERSION + 1
 NEWEST_STORE = Path(__file__).parents[1] / "assets" / "stores" / f"version-{schema.VERSION}.db"
-STEP = f'''"""A made-up step."""
+STEP = f'''"""A made-up migration."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -33,14 +33,14 @@ def upgrade() -> None:
 
 
 def with_next_step(folder: Path) -> Path:
-    """Fill a new folder with all steps and the made-up one; return it."""
+    """Fill a new folder with all migrations and the made-up one; return the folder."""
     shutil.copytree(upgrade.VERSIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / f"{NEXT:04d}_made_up.py").write_text(STEP)
     return folder
 
 
 def use_next_version(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let this process be a later rayjobs, whose schema has the made-up step."""
+    """Let this process be a later rayjobs, whose schema has the made-up migration."""
     monkeypatch.setattr(upgrade, "VERSIONS", with_next_step(folder))
     monkeypatch.setattr(schema, "VERSION", NEXT)
     monkeypatch.setattr(care, "VERSION", NEXT)

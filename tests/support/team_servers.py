@@ -39,7 +39,7 @@ class Serving:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start the server, and wait until it listens."""
         self.process = self.machine.begin(
             "serve", "--port", str(self.port), "--bucket-address", "none"
         )
@@ -53,7 +53,7 @@ class Serving:
                 time.sleep(0.05)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the server."""
         if self.process is not None:
             self.process.kill()
             self.process.communicate()
@@ -62,7 +62,7 @@ class Serving:
 
 @dataclass
 class TeamServers:
-    """The two servers, the client, and the workspace as the target's machine sees it."""
+    """The two servers, the client, and the workspace on the target's machine."""
 
     first: Serving
     second: Serving

@@ -21,15 +21,15 @@ PROGRAM = Path(sys.executable).with_name("rayjobs")
 
 
 class Screen:
-    """What a terminal shows after some output: a small part of what xterm understands.
+    """The screen of a terminal, which understands a small part of xterm's sequences.
 
     Attributes:
         wrapped: How many lines were longer than the screen is wide.
-        scrolled: How many lines left at the top; the normal screen keeps them in its scrollback.
-        is_alternate: Whether the alternate screen is shown, which keeps none.
+        scrolled: How many lines scrolled off the top, into the scrollback of the normal screen.
+        is_alternate: Whether the alternate screen is shown, which has no scrollback.
 
     Raises:
-        AssertionError: a control sequence came that it does not know.
+        AssertionError: An unknown control sequence was received.
     """
 
     def __init__(self, columns: int, lines: int) -> None:
@@ -48,7 +48,7 @@ class Screen:
         return "\n".join("".join(row).rstrip() for row in self._cells).rstrip()
 
     def feed(self, text: str) -> None:
-        """Show more output; a sequence may come in pieces."""
+        """Show more output, which may end in the middle of a control sequence."""
         text = self._kept + text
         self._kept = ""
         position = 0
@@ -112,7 +112,7 @@ class Screen:
             assert kind == "m" or given == "?25", f"ESC[{given}{kind}"
 
     def _switch(self) -> None:
-        """Go to the alternate screen, which is empty, or back to the normal one as it was left."""
+        """Switch to the alternate screen, which is empty, or back to the unchanged normal one."""
         self.is_alternate = not self.is_alternate
         if self.is_alternate:
             self._normal = (self._cells, self._row, self._column)
@@ -135,7 +135,7 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            # Readline puts the size of another terminal into the environment that children inherit.
+            # Children would inherit the size of another terminal, which readline exports.
             env={k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")},
             close_fds=True,
             preexec_fn=_take_terminal,
@@ -143,13 +143,13 @@ class Terminal:
         )
         os.close(slave)
 
-    def until(self, wanted: bytes | None) -> bytes:
-        """Read until `wanted` was shown; None: until the command ends."""
-        self._read(lambda: wanted is not None and wanted in self.shown, to_end=wanted is None)
+    def until(self, text: bytes | None) -> bytes:
+        """Read until `text` was shown, or until the command ends if it is None."""
+        self._read(lambda: text is not None and text in self.shown, to_end=text is None)
         return self.shown
 
     def until_screen(self, fact: Callable[[str], bool]) -> str:
-        """Read until the screen as it is now has what is wanted; return it."""
+        """Read until `fact` holds for the current screen; return the screen."""
         self._read(lambda: fact(self.screen.text), to_end=False)
         return self.screen.text
 
@@ -191,5 +191,5 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    # Keys such as Ctrl-C reach the process group in front of its controlling terminal.
+    # Keys such as Ctrl-C reach the foreground process group of the controlling terminal.
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -1,4 +1,4 @@
-"""Trials as schema version 12 stored them: only a sentence says what decided their end."""
+"""Trials as schema version 12 stored them, with the cause of their end only in a sentence."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ INSERT INTO trials (sweep, number, state, parameters, reports, reason, judged, s
 
 
 def statement(mark: str) -> str:
-    """Return the statement that stores a trial, with the driver's mark for a value."""
+    """Return the statement that stores a trial, with the driver's placeholder `mark`."""
     return INSERT.format(mark)
 
 
 def rows() -> list[tuple[str, int, str, str, int]]:
-    """Return the values of the statement."""
+    """Return the values for the statement, a row for each trial."""
     return [
         (SWEEP, number, state, reason, int("stopped" in reason))
         for number, (state, reason, _) in enumerate(TRIALS)

@@ -44,7 +44,7 @@ def make_wheel(
 
 
 def make_source_archive(folder: Path, name: str) -> Path:
-    """Write a source archive as setuptools built them before pyproject.toml: setup.py alone."""
+    """Write a source archive from the time before pyproject.toml, with only a setup.py."""
     module = name.replace("-", "_")
     files = {
         "PKG-INFO": f"Metadata-Version: 1.1\nName: {name}\nVersion: 1.0\n",
@@ -57,7 +57,7 @@ def make_source_archive(folder: Path, name: str) -> Path:
     return path
 
 
-# Builds without setuptools, which a separate build environment would have to fetch.
+# A build backend without setuptools, which an isolated build would have to download.
 _PROJECT_BACKEND = """
 import os, shutil, sys, zipfile
 
@@ -95,7 +95,7 @@ def _pack(path: Path, top: str, files: Mapping[str, str]) -> None:
             archive.addfile(entry, io.BytesIO(text.encode()))
 
 
-# Hands out a wheel that was made beforehand: what is slow is only that it waits.
+# A build backend that waits for permission, and then returns a finished wheel.
 _BACKEND = """
 import os, shutil, time
 

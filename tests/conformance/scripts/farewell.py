@@ -1,4 +1,4 @@
-"""Prints in an order that only a whole finalisation of the interpreter gives."""
+"""Prints in an order that only a complete finalization of the interpreter produces."""
 
 import atexit
 import threading

@@ -1,4 +1,4 @@
-"""Takes the signals a training script takes."""
+"""Handles the signals that a training script handles."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""DistributedDataParallel per process, as azureml-examples has it, on a cluster named by text."""
+"""DistributedDataParallel per process, as in azureml-examples, on a cluster named by a string."""
 
 import os
 import tarfile

@@ -1,4 +1,4 @@
-"""DistributedDataParallel per node: PyTorch's own launcher starts the processes of each."""
+"""DistributedDataParallel per node: PyTorch's own launcher starts the processes of a node."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Digits, a share for each rank; gradients are averaged by Horovod."""
+"""Trains on digits, a share for each rank; Horovod averages the gradients."""
 
 import argparse
 import os

@@ -26,7 +26,7 @@ except ComputeTargetException:
     compute_target = ComputeTarget.create(ws, cluster_name, config)
     compute_target.wait_for_completion(show_output=True)
 
-# The weights that the last layer is trained on top of.
+# The frozen weights below the trained layer.
 from network import features  # noqa: E402 - as notebooks do
 
 os.makedirs("weights", exist_ok=True)

@@ -1,4 +1,4 @@
-"""Features that stay as they are, and the layer on top that is trained."""
+"""Frozen features, and the layer on top that is trained."""
 
 import torch
 
