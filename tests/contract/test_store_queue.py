@@ -279,11 +279,11 @@ def test_usage_is_the_resources_of_attempts(store: SqlStore, clock: SetClock) ->
     job = submit(store)
     attempt = bring(store, job, S.RUNNING)
     clock.go(50)
-    (held,) = store.usage()
-    assert (held.job, held.since, held.until, held.shape["gpus"]) == (job.id, AT, None, 2.0)
+    (use,) = store.usage()
+    assert (use.job, use.since, use.until, use.shape["gpus"]) == (job.id, AT, None, 2.0)
     assert store.finish(job.id, attempt=attempt, state=S.FAILED)
-    (held,) = store.usage(target="local")
-    assert held.until == AT + timedelta(seconds=50)
+    (use,) = store.usage(target="local")
+    assert use.until == AT + timedelta(seconds=50)
     assert store.usage(since=AT + timedelta(seconds=51)) == []
     assert store.usage(target="cluster") == []
 

@@ -112,7 +112,7 @@ def test_dead_cluster_is_named_with_a_remedy_until_its_jobs_have_ended(
     runs = jobs.wait(submit(), JobState.RUNNING)
     waits = submit()
     short = runs.id.rpartition("_")[2]
-    way_out = f"rayjobs cancel --force {short}"
+    remedy = f"rayjobs cancel --force {short}"
     followers = {name: _follow(tmp_path, name, runs) for name in ("wait", "logs")}
 
     cluster.die()
@@ -120,20 +120,20 @@ def test_dead_cluster_is_named_with_a_remedy_until_its_jobs_have_ended(
     for name in ("ls", "why", "show"):  # none of them waits for it
         output = terminal.type(name, *([runs.id] if name != "ls" else [])).out
         assert f"reached at {cluster.address}: Connection refused" in output, name
-        assert "NotResponding" in output and way_out in output, name
+        assert "NotResponding" in output and remedy in output, name
     assert cluster.address in terminal.type("why", waits.id).out
 
-    def names_the_way_out(name: str) -> bool:
-        return way_out in _output(tmp_path, name)
+    def names_the_remedy(name: str) -> bool:
+        return remedy in _output(tmp_path, name)
 
     for name in followers:
-        until(partial(names_the_way_out, name), f"{name} names the way out")
+        until(partial(names_the_remedy, name), f"{name} names the remedy")
 
     done = terminal.type("cancel", short)
-    assert done.code == 0 and way_out in done.err
+    assert done.code == 0 and remedy in done.err
     for name in ("ls", "why"):
         output = terminal.type(name, *([runs.id] if name == "why" else [])).out
-        assert "cancel requested" in output and way_out in output, name
+        assert "cancel requested" in output and remedy in output, name
 
     done = terminal.type("target", "stop", "gone", "--cancel")
     assert done.code == 0, done.err
@@ -142,7 +142,7 @@ def test_dead_cluster_is_named_with_a_remedy_until_its_jobs_have_ended(
     assert workspace.store.job(waits.id).state is JobState.CANCELED
     for name in ("ls", "why"):
         output = terminal.type(name, *([runs.id] if name == "why" else [])).out
-        assert "was stopped" in output and way_out in output, name
+        assert "was stopped" in output and remedy in output, name
 
     assert terminal.type("target", "rm", "gone").code == 5
     done = terminal.type("cancel", "--force", short)

@@ -34,7 +34,7 @@ def given_up(raylets: Cluster) -> bool:
     }
 
 
-def lives(process: psutil.Process) -> bool:
+def is_running(process: psutil.Process) -> bool:
     """Whether a process exists and is not a zombie."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
@@ -58,7 +58,7 @@ def test_losing_all_nodes_at_once_costs_each_job_one_attempt(
     for raylet in processes:
         raylet.resume()
     # Ray notifies them, and they end: a dead node never returns.
-    until(lambda: not any(lives(raylet) for raylet in processes), "the raylets have ended")
+    until(lambda: not any(is_running(raylet) for raylet in processes), "the raylets have ended")
     hosts = [pool_jobs.store.attempts(job)[0].hosts[0].pid for job in histories]
     pids = [pid for pid in hosts if pid is not None]
     assert len(pids) == len(histories)

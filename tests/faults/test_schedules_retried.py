@@ -93,7 +93,7 @@ def test_late_run_reports_what_it_waited_for(
     assert len(world.runs) == 1
 
 
-def looked(home: Path) -> float | None:
+def scan(home: Path) -> float | None:
     """Run one scan of the timekeeper in this process."""
     return timekeeper.look(home)
 
@@ -107,21 +107,21 @@ def test_workspace_on_an_unmounted_disk_keeps_its_schedules(
     home, path = tmp_path / "home", world.ws.opened.path
     timekeeper.register(path, home=home)
     world.ws.close()
-    away = path.with_name("away")
-    path.rename(away)
-    assert looked(home) is not None
+    unmounted = path.with_name("away")
+    path.rename(unmounted)
+    assert scan(home) is not None
     assert [*timekeeper.registered(home).values()] == [path]
     (file,) = timekeeper.registered(home)
     assert "gone_since" in file.read_text()
-    away.rename(path)
-    assert looked(home) is not None
+    unmounted.rename(path)
+    assert scan(home) is not None
     assert "gone_since" not in file.read_text(), "the next absence is counted from its own start"
-    path.rename(away)
-    assert looked(home) is not None
+    path.rename(unmounted)
+    assert scan(home) is not None
     monkeypatch.setattr(timekeeper, "GONE_S", 0.0)
-    assert looked(home) is None, "a workspace that is gone permanently is forgotten"
+    assert scan(home) is None, "a workspace that is gone permanently is forgotten"
     assert timekeeper.registered(home) == {}
-    away.rename(path)
+    unmounted.rename(path)
 
 
 def test_schedule_created_during_a_timekeeper_scan_is_kept(
@@ -139,7 +139,7 @@ def test_schedule_created_during_a_timekeeper_scan_is_kept(
         return found
 
     monkeypatch.setattr(timekeeper, "_ask", slow)
-    assert looked(home) is not None
+    assert scan(home) is not None
     assert [*timekeeper.registered(home).values()] == [path]
 
 

@@ -50,19 +50,19 @@ def wait_until(fact: Callable[[], bool], what: str) -> None:
 
 
 @pytest.fixture
-def store_away(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def store_outage(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """While this event is set, the server cannot reach its store."""
-    is_away = threading.Event()
+    is_out = threading.Event()
     find = users.find
 
     def found(*arguments: Any) -> Any:
-        if is_away.is_set():
+        if is_out.is_set():
             raise StoreUnreachableError("the store cannot be reached")
         return find(*arguments)
 
     monkeypatch.setattr(users, "find", found)
     monkeypatch.setattr(access, "KNOWN_FOR_S", 0.0)
-    return is_away
+    return is_out
 
 
 @pytest.mark.parametrize("kind", [StoreUnreachableError, StoreBusyError])
@@ -74,7 +74,7 @@ def test_a_submit_is_repeated_until_the_store_is_back(
     def fails_twice(*_: object, **_more: object) -> None:
         tries.append("once more")
         if len(tries) < 3:
-            raise kind("the store is away")
+            raise kind("the store is unavailable")
 
     monkeypatch.setattr(submitting, "check", fails_twice)
     served.client().store.submit(new_job())
@@ -83,15 +83,15 @@ def test_a_submit_is_repeated_until_the_store_is_back(
 
 
 def test_unavailable_store_is_named(
-    served: Served, store_away: threading.Event, monkeypatch: pytest.MonkeyPatch
+    served: Served, store_outage: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
     monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.2)
     client = served.client()
-    store_away.set()
+    store_outage.set()
     with pytest.raises(StoreUnreachableError, match="the store cannot be reached"):
         client.store.job_lines()
-    store_away.clear()
+    store_outage.clear()
     assert client.store.job_lines() == []
 
 
@@ -112,14 +112,14 @@ def test_address_of_an_unavailable_store_is_hidden_from_users(
     monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.2)
     client = served.connection()
 
-    def away(*_: Any, **_more: Any) -> Any:
+    def unavailable(*_: Any, **_more: Any) -> Any:
         raise StoreUnreachableError(AWAY, path="postgresql://ada@db.internal:5432/jobs")
 
     client.json("GET", "/v1/tokens")
     for name, known_for_s in (("find", 0.0), ("all_tokens", 60.0)):
         with monkeypatch.context() as broken:
             broken.setattr(access, "KNOWN_FOR_S", known_for_s)
-            broken.setattr(users, name, away)
+            broken.setattr(users, name, unavailable)
             with pytest.raises(StoreUnreachableError) as failed:
                 client.json("GET", "/v1/tokens")
         message = str(failed.value)
@@ -147,7 +147,7 @@ def test_uncertain_change_is_not_repeated_after_a_store_outage(
 
 
 def test_user_sees_which_storage_the_server_waits_for(
-    served: Served, store_away: threading.Event, monkeypatch: pytest.MonkeyPatch
+    served: Served, store_outage: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
     monkeypatch.setattr(connection, "NOTED_S", 0.0)
@@ -155,7 +155,7 @@ def test_user_sees_which_storage_the_server_waits_for(
     monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.5)
     client = served.client()
     monkeypatch.setattr(client.server, "_note", notes.append)
-    store_away.set()
+    store_outage.set()
     with pytest.raises(StoreUnreachableError):
         client.store.job_lines()
     (note,) = notes
@@ -163,7 +163,7 @@ def test_user_sees_which_storage_the_server_waits_for(
 
 
 def test_followed_logs_and_events_survive_a_store_outage(
-    served: Served, store_away: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, store_outage: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "PATIENCE_S", 0.0)
     monkeypatch.setattr(connection, "FIRST_PATIENCE_S", 0.0)
@@ -183,11 +183,11 @@ def test_followed_logs_and_events_survive_a_store_outage(
     for one in following:
         one.start()
     wait_until(lambda: b"".join(lines) == b"one\n" and len(seen) > 0, "both have begun")
-    store_away.set()
+    store_outage.set()
     time.sleep(2.0)  # the streams end, and requests for them fail
     with log.open("ab") as file:
         file.write(b"two\n")
-    store_away.clear()
+    store_outage.clear()
     end(served.workspace, job, tmp_path / "a1")
     for one in following:
         one.join(LONGEST_S)

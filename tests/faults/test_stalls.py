@@ -44,7 +44,7 @@ while os.environ["RANK"] == "0":
 time.sleep(600)
 """
 # Ends by itself, so that a host that waits forever is detected in time.
-GOES_ON = """
+CONTINUES = """
 import time
 print("up", flush=True)
 time.sleep(20)
@@ -145,7 +145,7 @@ def test_rank_with_a_different_stack_is_identified(ranks: list[RankStack], odd: 
 def test_a_host_whose_lease_is_not_renewed_ends_its_ranks(
     short_path: Path, warm: str, kind: str
 ) -> None:
-    alone = Attempt.make(short_path, GOES_ON, lease_s=1.5)
+    alone = Attempt.make(short_path, CONTINUES, lease_s=1.5)
     record = (alone.start(warm) if kind == "warm" else alone.start_cold()).wait()
     assert record["outcome"] == "lease_lost" and record["leftovers"]["proven_dead"]
     assert all(rank["exit_code"] != 0 for rank in record["ranks"])
@@ -158,7 +158,7 @@ def test_a_host_whose_raylet_has_ended_does_not_wait_for_its_lease(
     short_path: Path, warm: str
 ) -> None:
     gone = {**own_identity().to_json(), "start_time": 1}  # the pid now belongs to another process
-    record = Attempt.make(short_path, GOES_ON, lease_s=600.0, raylet=gone).start(warm).wait()
+    record = Attempt.make(short_path, CONTINUES, lease_s=600.0, raylet=gone).start(warm).wait()
     assert record["outcome"] == "lease_lost" and "raylet" in record["reason"]
 
 

@@ -205,7 +205,7 @@ def test_note_in_progress_is_never_written_to_another_file(
 ) -> None:
     store = SqlStore(path)
     submit(store)
-    is_writing, goes_on = threading.Event(), threading.Event()
+    is_writing, may_continue = threading.Event(), threading.Event()
     noted, text = witness.Witness(path).path.stat(), witness._text
     open_note = store._database._witness
     assert open_note is not None
@@ -214,7 +214,7 @@ def test_note_in_progress_is_never_written_to_another_file(
 
     def late(note: witness.Note) -> bytes:
         is_writing.set()
-        assert goes_on.wait(120)
+        assert may_continue.wait(120)
         return text(note)
 
     monkeypatch.setattr(witness, "_text", late)
@@ -231,7 +231,7 @@ def test_note_in_progress_is_never_written_to_another_file(
             assert len(store.jobs()) == 1
         assert os.path.samestat(os.fstat(descriptor), noted)
     finally:
-        goes_on.set()
+        may_continue.set()
         writer.join(120)
     assert open_note._descriptor is None  # the writer closed it
     store.close()

@@ -128,12 +128,12 @@ def test_no_job_process_holds_resources_of_the_warm_interpreter(
     go = short_path / "go"
     attempt = node.start(short_path, go, list(HOLDS[-1]))
     assert attempt.identity is not None
-    held = {
+    files = {
         os.readlink(f"/proc/{pid}/fd/{number}")
         for pid in (attempt.identity.pid, *(stat.pid for stat in attempt.members()))
         for number in os.listdir(f"/proc/{pid}/fd")
     }
-    assert not [name for name in held if node.socket in name], held
+    assert not [name for name in files if node.socket in name], files
     go.write_text("")
     assert attempt.wait()["outcome"] == "completed"
 

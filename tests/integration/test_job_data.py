@@ -261,7 +261,7 @@ def test_job_cannot_change_its_inputs_and_external_changes_are_named(
     assert str(stored) in change and "Something else changed them" in change
 
 
-GOES_ON = """
+CONTINUES = """
 import os, sys
 from rayjobs import Run
 out = sys.argv[1]
@@ -280,7 +280,7 @@ def test_mounted_output_of_a_failed_attempt_is_visible_to_the_next(
     workspace = Workspace(path=jobs.workspace.path)
     store = workspace.get_default_datastore()
     (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "train.py").write_text(GOES_ON)
+    (tmp_path / "code" / "train.py").write_text(CONTINUES)
     out = OutputFileDatasetConfig("out", (store, "kept/{run-id}")).register_on_complete("kept")
     # The same folder is also an input: only the output is writable.
     (Path(store.record.settings["root"]) / "kept" / "old").mkdir(parents=True)

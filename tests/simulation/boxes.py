@@ -28,7 +28,7 @@ class Box:
     clock_s: float
     node: str = ""
     raylet: int = 0
-    lives: int = 0
+    starts: int = 0
     is_up: bool = True
     frozen_s: float | None = None
     is_cut: bool = False

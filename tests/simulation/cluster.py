@@ -57,7 +57,7 @@ class SimCluster:
     async def cluster_id(self) -> str:
         """See `Cluster`."""
         await self.call("cluster_id")
-        return f"cluster-{self._machine.life}"
+        return f"cluster-{self._machine.generation}"
 
     async def nodes(self) -> list[NodeInfo]:
         """See `Cluster`."""
@@ -74,12 +74,12 @@ class SimCluster:
     ) -> tuple[str, ...]:
         """See `Cluster`; the group is created even if its caller dies meanwhile."""
         self.step("create_group")
-        machine, life = self._machine, self._machine.life
+        machine, generation = self._machine, self._machine.generation
 
         async def work() -> tuple[str, ...]:
             await asyncio.sleep(machine.rng.random() * 0.05)
             await machine.places(nodes)
-            if machine.life != life:
+            if machine.generation != generation:
                 raise NotPlacedError("the cluster is gone")
             return machine.make_group(name, shape, nodes)
 
@@ -144,7 +144,7 @@ class SimAgent:
         self._cluster = cluster
         self._machine = machine
         self._node = node_id
-        self._life = machine.agents[node_id]
+        self._generation = machine.agents[node_id]
 
     async def _call(self, what: str, *, longest_s: float = 0.02) -> None:
         self._look()
@@ -154,11 +154,11 @@ class SimAgent:
         self._look()
 
     @property
-    def _lives(self) -> bool:
-        return self._machine.agents.get(self._node) == self._life
+    def _is_alive(self) -> bool:
+        return self._machine.agents.get(self._node) == self._generation
 
     def _look(self) -> None:
-        if not self._lives:
+        if not self._is_alive:
             raise AgentLostError("the agent's process is gone")
 
     async def call(self, method: Call[Asked, Answer], message: Asked) -> Answer:
@@ -205,8 +205,8 @@ class SimAgent:
                     await asyncio.sleep(machine.rng.random() * 0.3)
                     runs = await machine.runs(self._node)
                     # The agent of a node that Ray considers dead is not killed yet.
-                    lives = machine.agents.get(self._node, self._life) == self._life
-                    if runs and (lives or machine.rng.random() < 0.5):
+                    is_alive = machine.agents.get(self._node, self._generation) == self._generation
+                    if runs and (is_alive or machine.rng.random() < 0.5):
                         machine.begin(request.on, self._node, shape, gpus, lease)
 
         launching = asyncio.ensure_future(work())

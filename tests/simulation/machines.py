@@ -78,8 +78,8 @@ class Machines(Machine):
     # -- what Ray knows ------------------------------------------------------------------------
     def _join(self, box: Box) -> None:
         """Start a raylet on a box, and register it as a new node."""
-        box.lives += 1
-        box.raylet = box.lives
+        box.starts += 1
+        box.raylet = box.starts
         self._ids += 1
         box.node = f"node{self._ids}"
         self._where[box.node] = (box, box.raylet)
@@ -388,7 +388,7 @@ class Machines(Machine):
 
     def restart_ray(self) -> None:
         """See `Machine`: each box that runs gets a new raylet and a new node id."""
-        self.life += 1
+        self.generation += 1
         self.groups.clear()
         for node in list(self.sizes):
             del self.sizes[node]

@@ -70,7 +70,7 @@ class Machine:
     ) -> None:
         self.loop = loop
         self.rng = rng
-        self.life = 1
+        self.generation = 1  # of the cluster: `restart_ray` starts the next one
         self.sizes = {f"node{index}": (cpus, float(gpus)) for index in range(nodes)}
         self.groups: dict[str, tuple[Shape, tuple[str, ...], tuple[tuple[str, ...], ...]]] = {}
         self.hosts: dict[str, Host] = {}
@@ -214,7 +214,7 @@ class Machine:
 
     def restart_ray(self) -> None:
         """Replace the cluster: groups and agents are lost, hosts survive."""
-        self.life += 1
+        self.generation += 1
         self.groups.clear()
         for node in self.agents:
             self.lose_agent(node)

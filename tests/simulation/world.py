@@ -108,7 +108,7 @@ class SimStore:
             actor, world = self._actor, self._actor.world
             actor.step(f"store.{name}")
             now = world.loop.time()
-            if now < world.store_away_until:
+            if now < world.store_fails_until:
                 raise world.store_error("simulated")
             result = function(*given, **more)
             actor.step(f"store.{name}")
@@ -134,7 +134,7 @@ class World:
     machine: Machine = field(init=False)
     rng: Random = field(init=False)
     trace: list[str] = field(default_factory=list)
-    store_away_until: float = 0.0
+    store_fails_until: float = 0.0
     store_error: type[Exception] = StoreBusyError
     made: list[tuple[str, str]] = field(default_factory=list)
     actor: Actor | None = None
@@ -216,7 +216,7 @@ class World:
             self._kill_actor,
             self._lose_agent,
             self._kill_host,
-            self._store_away,
+            self._store_outage,
             self._restart_ray,
             self._second_actor,
         ]
@@ -269,9 +269,9 @@ class World:
             self.note(f"host {host.on.marker} is killed")
             self.machine.kill(host)
 
-    async def _store_away(self) -> None:
+    async def _store_outage(self) -> None:
         self.store_error = self.rng.choice((StoreBusyError, StoreFullError))
-        self.store_away_until = self.loop.time() + self.rng.choice((0.05, 1.0, 12.0))
+        self.store_fails_until = self.loop.time() + self.rng.choice((0.05, 1.0, 12.0))
         self.note(f"the store refuses: {self.store_error.__name__}")
 
     async def _restart_ray(self) -> None:

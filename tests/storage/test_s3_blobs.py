@@ -318,14 +318,14 @@ def test_writer_during_a_prune_loses_nothing(
     source.write_bytes(b"bytes")
     key = blobs.add_file(source).key
     monkeypatch.setattr(s3_blobs, "POLL_S", 0.05)
-    looked, may_remove, ended = threading.Event(), threading.Event(), threading.Event()
+    has_looked, may_remove, ended = threading.Event(), threading.Event(), threading.Event()
     plain_remove, plain_condemned = S3Blobs._remove, S3Blobs._condemned
     problems: list[BaseException] = []
     kept: list[bool] = []
 
     def remove(self: S3Blobs, kind: str, name: str) -> None:
         if kind == s3_blobs.BLOBS:
-            looked.set()
+            has_looked.set()
             assert may_remove.wait(60)
         plain_remove(self, kind, name)
 
@@ -349,7 +349,7 @@ def test_writer_during_a_prune_loses_nothing(
     monkeypatch.setattr(S3Blobs, "_condemned", condemned)
     pruning = threading.Thread(target=prune)
     pruning.start()
-    assert looked.wait(60)
+    assert has_looked.wait(60)
     if way == "relies":
         kept.append(blobs.exists(key))
     elif way == "stores":

@@ -136,7 +136,7 @@ class Jobs:
             for host in attempt.hosts:
                 until(
                     lambda marker=host.marker: not find_leftovers(marker),  # type: ignore[misc]
-                    f"nothing of {job.id} lives",
+                    f"no process of {job.id} is alive",
                 )
                 if host.root:
                     until(
