@@ -58,7 +58,7 @@ def too_often(evidence: Evidence) -> Iterator[str]:
             if one.failure.is_outage:
                 count, most = _outages(counted), _outage_budget(job, name)
                 if count > most + 1:
-                    yield f"{job.id} met {count} outages in a row; its limit is {most} retries"
+                    yield f"{job.id} met {count} outages in a row; its limit is {most}"
                 continue
             count = sum(_spends(each, name) and each.outcome not in FREE_ENDS for each in counted)
             worst[name] = max(count, worst.get(name, 0))
@@ -89,8 +89,8 @@ def too_soon(evidence: Evidence) -> Iterator[str]:
         if attempts[-1].outcome in LOSSES and losses >= max(budget, MOST_LOSSES):
             continue
         if used < budget:
-            what = "an outage" if failure.is_outage else name
-            yield f"{job.id} is Failed with {what} after {used} of {budget} retries"
+            what = "outage" if failure.is_outage else name
+            yield f"{job.id} is Failed ({what}) after {used} of {budget} retries"
 
 
 def _counted(attempts: Sequence[Attempt]) -> Sequence[Attempt]:

@@ -36,13 +36,13 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_ranks_resumed_after_the_lease_get_no_grace(now: list[float]) -> None:
-    lease = Lease(90.0)
+    granted = Lease(90.0)
     now[0] += 90.0 * HOST_SHARE
-    assert lease.why_over() is not None
-    assert lease.end_grace_s(600.0) == LOST_GRACE_S  # the host checked in time
-    assert lease.end_grace_s(0.5) == 0.5
+    assert granted.why_over() is not None
+    assert granted.end_grace_s(600.0) == LOST_GRACE_S  # the host checked in time
+    assert granted.end_grace_s(0.5) == 0.5
     now[0] += 1000.0  # it was frozen
-    assert lease.end_grace_s(600.0) == 0.0
+    assert granted.end_grace_s(600.0) == 0.0
 
 
 def test_ranks_without_grace_are_killed_at_once(short_path: Path, warm: str) -> None:
@@ -69,14 +69,14 @@ def test_launch_request_after_its_lease_starts_nothing(now: list[float]) -> None
 
 def test_lease_is_renewed_during_a_slow_start(now: list[float]) -> None:
     launching = Launching()
-    with launching.starting(PLAN) as lease:
+    with launching.starting(PLAN) as granted:
         now[0] += 50.0
         stamp = launching.renew(PLAN.marker, None)
-        assert lease.left_s == pytest.approx(10.0)  # the first answer only carries a stamp
+        assert granted.left_s == pytest.approx(10.0)  # the first answer only carries a stamp
         now[0] += 5.0
         launching.renew(PLAN.marker, stamp)
-        require(lease)
+        require(granted)
         # The host continues from there, with the same clock and stamps.
-        assert lease.since_s == stamp
+        assert granted.since_s == stamp
     assert launching.renew(PLAN.marker, stamp) is None
     assert launching.renew("another", None) is None

@@ -106,7 +106,7 @@ def test_new_target_sweeps_attempts_ended_in_the_store(
         monkeypatch.setattr(here.agent, "uncleaned", uncleaned)
         monkeypatch.setattr(here.agent, "sweep", sweep)
         here.engine.tidying.swept_s = None  # as in a target that has just started
-        await here.until(lambda: here.engine.tidying.swept_s is not None, "it has swept")
+        await here.until(lambda: here.engine.tidying.swept_s is not None, "the tidying has run")
         await here.until(lambda: swept, "it has swept")
         assert swept == ["a"]
 

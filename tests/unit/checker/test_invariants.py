@@ -338,31 +338,31 @@ def of_limits(evidence: Evidence) -> list[str]:
 
 
 def test_job_failed_with_a_retry_left_is_named() -> None:
-    assert of_limits(failed_as(SYSTEM)) == ["j is Failed by system after 0 of 2 retries"]
-    assert of_limits(failed_as(SYSTEM, times=2)) == ["j is Failed by system after 1 of 2 retries"]
+    assert of_limits(failed_as(SYSTEM)) == ["j is Failed (system) after 0 of 2 retries"]
+    assert of_limits(failed_as(SYSTEM, times=2)) == ["j is Failed (system) after 1 of 2 retries"]
     assert check(failed_as(SYSTEM, times=3)) == []
     nothing = failed_as(None)
-    assert of_limits(nothing) == ["j is Failed, and no failure of its last attempt says why"]
+    assert of_limits(nothing) == ["j is Failed, and its last attempt has no failure"]
 
 
 def test_failures_of_another_class_do_not_spend_a_budget() -> None:
     evidence = failed_as(SYSTEM, times=3)
     attempt_of(0, failure=Failure(FailureClass.NODE_LOST, "lost"))(evidence)
-    assert of_limits(evidence) == ["j is Failed by system after 1 of 2 retries"]
+    assert of_limits(evidence) == ["j is Failed (system) after 1 of 2 retries"]
 
 
 def test_outages_have_a_count_of_their_own() -> None:
     assert check(failed_as(OUTAGE, times=9)) == []
     assert of_limits(failed_as(OUTAGE, times=8)) == [
-        "j is Failed by an outage after 7 of 8 retries"
+        "j is Failed (outage) after 7 of 8 retries"
     ]
-    assert of_limits(failed_as(OUTAGE, times=10)) == ["j met 10 outages in a row; it waits for 8"]
+    assert of_limits(failed_as(OUTAGE, times=10)) == ["j met 10 outages in a row; its limit is 8"]
     none = failed_as(OUTAGE)
     job_of(spec=JobSpec(script="train.py", retries=Retries(data=0)))(none)
     assert check(none) == []
     apart = failed_as(OUTAGE, times=10)
     attempt_of(5, failure=SYSTEM)(apart)
-    assert of_limits(apart) == ["j is Failed by an outage after 3 of 8 retries"]
+    assert of_limits(apart) == ["j is Failed (outage) after 3 of 8 retries"]
 
 
 def test_hour_of_work_renews_budgets_of_external_failures() -> None:
@@ -371,7 +371,7 @@ def test_hour_of_work_renews_budgets_of_external_failures() -> None:
     attempt_of(2, started_at=NOW, ended_at=late)(evidence)
     assert check(evidence) == []
     attempt_of(3, started_at=NOW, ended_at=late)(evidence)
-    assert of_limits(evidence) == ["j is Failed by system after 1 of 2 retries"]
+    assert of_limits(evidence) == ["j is Failed (system) after 1 of 2 retries"]
     user = failed_as(USER, times=3)
     user.kills = {"j": 3}
     attempt_of(1, started_at=NOW, ended_at=late)(user)
@@ -380,7 +380,7 @@ def test_hour_of_work_renews_budgets_of_external_failures() -> None:
 
 def test_job_that_lost_its_host_twenty_times_may_fail() -> None:
     hour = {"started_at": NOW, "ended_at": NOW + timedelta(hours=1)}
-    for times, found_text in ((21, []), (20, ["j is Failed by system after 0 of 2 retries"])):
+    for times, found_text in ((21, []), (20, ["j is Failed (system) after 0 of 2 retries"])):
         evidence = failed_as(SYSTEM, times=times, outcome="host_error")
         evidence.attempts = {"j": [replace(one, **hour) for one in evidence.attempts["j"]]}  # type: ignore[arg-type]
         assert of_limits(evidence) == found_text
@@ -389,7 +389,7 @@ def test_job_that_lost_its_host_twenty_times_may_fail() -> None:
 def test_permanent_storage_failure_is_not_retried() -> None:
     full = Failure(FailureClass.STORAGE, "the disk is full")
     assert check(failed_as(full, outcome="not_stored")) == []
-    assert of_limits(failed_as(full)) == ["j is Failed by storage after 0 of 1 retries"]
+    assert of_limits(failed_as(full)) == ["j is Failed (storage) after 0 of 1 retries"]
 
 
 def test_release_allows_one_more_attempt() -> None:
