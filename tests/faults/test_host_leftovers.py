@@ -201,7 +201,7 @@ def test_reused_pid_is_never_signalled(short_path: Path) -> None:
             assert bystander.poll() is None
             assert send_signal(real, signal.SIGKILL)
             bystander.wait(150)
-            until(lambda: not send_signal(real, signal.SIGKILL), "the death to be seen")
+            until(lambda: not send_signal(real, signal.SIGKILL), "the end of the process")
         finally:
             bystander.kill()
 

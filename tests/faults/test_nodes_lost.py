@@ -62,7 +62,7 @@ def begin(jobs: Jobs, history: Path, **spec: object) -> Job:
     job = jobs.submit(TRAIN, target=TARGET, environment_variables={"HISTORY": str(history)}, **spec)
     until(
         lambda: checkpoints.newest(jobs.store, jobs.workspace.blobs, job.id),
-        "a checkpoint has left its node",
+        "a checkpoint is in the store",
     )
     return job
 

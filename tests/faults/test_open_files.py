@@ -140,14 +140,14 @@ def test_a_start_without_open_files_is_tried_again_and_costs_no_attempt(
         none = {"system": 0, "storage": 0, "environment": 0}
         job = here.submit(retries=none)
         await here.until(
-            lambda: len(here.store.attempts(job.id)) >= 4, "its budget was passed long ago"
+            lambda: len(here.store.attempts(job.id)) >= 4, "more attempts than its budget"
         )
         await here.until(
-            lambda: "Too many open files" in here.store.job(job.id).reason, "its reason says so"
+            lambda: "Too many open files" in here.store.job(job.id).reason, "its reason names the cause"
         )
         here.agent.prepare_error = None
         await here.until(
-            lambda: here.store.job(job.id).state is JobState.RUNNING, "there are files again"
+            lambda: here.store.job(job.id).state is JobState.RUNNING, "files can be opened again"
         )
         ended = here.store.attempts(job.id)[:-1]
         assert {(one.outcome, one.failure) for one in ended} == {("out_of_files", None)}

@@ -96,7 +96,7 @@ def test_rank_dumps_its_own_stacks_without_ptrace(
         found = stacks.dump(1, identity, file)
         return found if found is not None and "compute_for_ever" in found.where else None
 
-    dump = until(dumped, "the rank is where it hangs")
+    dump = until(dumped, "the rank hangs in its function")
     assert dump.how == "signal"
     # Without both methods, /proc provides the state, and the rank always continues.
     last = stacks.dump(1, identity, None)

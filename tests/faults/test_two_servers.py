@@ -46,7 +46,7 @@ def test_job_continues_through_the_other_server(
     with open_workspace(team_servers.folder) as workspace:
         # During the upload.
         submitting = client.begin("submit", "-d", "train.py", "--", str(go), cwd=project)
-        until(lambda: any(workspace.blobs.list("uploads/")), "a piece is there")
+        until(lambda: any(workspace.blobs.list("uploads/")), "a piece is stored")
         first.kill()
         submitting.communicate(timeout=120)
         assert submitting.returncode == 0

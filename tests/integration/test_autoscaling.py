@@ -60,7 +60,7 @@ def test_nodes_start_with_the_first_job_and_stop_after_the_last(
 
         assert cloud.workers() == []
         first = jobs.submit(waits, target=TARGET, distribution=TWO)
-        until(lambda: "waits for nodes to start" in why(first.id), "why says what it waits for")
+        until(lambda: "waits for nodes to start" in why(first.id), "`why` names what it waits for")
         assert jobs.job(first).state is JobState.PROVISIONING
         jobs.wait(first, JobState.RUNNING)
         used = {host.node_id for host in jobs.attempt(first).hosts}

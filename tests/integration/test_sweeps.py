@@ -126,7 +126,7 @@ def test_policy_stops_a_real_trial_and_reports_the_reason(
     )
 
     # The good trial never ends by itself, and leads before the other one reports anything.
-    until(lambda: any(trial.values for trial in load_trials(jobs.store, run.id)), "one leads")
+    until(lambda: any(trial.values for trial in load_trials(jobs.store, run.id)), "a trial leads")
     (tmp_path / "go").write_text("")
 
     def stopped() -> Any:
