@@ -143,7 +143,7 @@ def test_a_start_without_open_files_is_tried_again_and_costs_no_attempt(
             lambda: len(here.store.attempts(job.id)) >= 4, "more attempts than its budget"
         )
         await here.until(
-            lambda: "Too many open files" in here.store.job(job.id).reason, "its reason names the cause"
+            lambda: "Too many open files" in here.store.job(job.id).reason, "its reason names it"
         )
         here.agent.prepare_error = None
         await here.until(

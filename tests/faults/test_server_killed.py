@@ -111,7 +111,7 @@ def test_an_upload_continues_on_the_next_server(
     thread = threading.Thread(target=lambda: done.append(client.blobs.add_file(tmp_path / "data")))
     thread.start()
     uploads = tmp_path / "ws" / "blobs" / "uploads"
-    wait_until(lambda: sum(1 for _ in uploads.rglob("*-*")) > 10, "a piece is stored")
+    wait_until(lambda: sum(1 for _ in uploads.rglob("*-*")) > 10, "some pieces are stored")
     server.kill()
     server.start()
     thread.join(LONGEST_S)
