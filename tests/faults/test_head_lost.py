@@ -161,7 +161,7 @@ class DurableHead:
             **local_head.head_environment(own_home, self.token),
             "RAY_gcs_storage": "rocksdb",
             "RAY_gcs_storage_path": str(folder / "gcs"),
-            # How long a node waits for a lost head. A minute, the default, is short on a busy machine.
+            # How long a node waits for a lost head; the default of a minute is too short here.
             "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
             "RAY_health_check_initial_delay_ms": "2000",
             "RAY_health_check_period_ms": "1000",

@@ -73,7 +73,7 @@ class _Measuring:
         crashed = [self._crash_rank(job) for job in running[:TIMES]]
         canceled = [self._cancel(job) for job in running[TIMES:]]
         adoption = f"target actor killed → all {RUNNING} running jobs are supervised again"
-        cancel = f"cancel of a job that ignores SIGTERM, grace {GRACE_S:g} s → nothing is left of it"
+        cancel = f"cancel of a job that ignores SIGTERM, grace {GRACE_S:g} s → nothing is left"
         return [
             Figure(f"{adoption} ({relaunches} relaunches)", 5.0, adopted),
             Figure("rank crashed → its job is `Failed`", 2.0, crashed),

@@ -122,7 +122,7 @@ class Scene:
         }
 
     def killed(self, what: str, watched_s: float, enough: Callable[[set[str]], bool]) -> Outcome:
-        """Kill one process; watch the others until `enough` holds for the living roles, or time is up."""
+        """Kill one process; watch the others until the time is over, or `enough` of them died."""
         from rayjobs.target import local_head
 
         head = self._target.head

@@ -353,9 +353,7 @@ def test_failures_of_another_class_do_not_spend_a_budget() -> None:
 
 def test_outages_have_a_count_of_their_own() -> None:
     assert check(failed_as(OUTAGE, times=9)) == []
-    assert of_limits(failed_as(OUTAGE, times=8)) == [
-        "j is Failed (outage) after 7 of 8 retries"
-    ]
+    assert of_limits(failed_as(OUTAGE, times=8)) == ["j is Failed (outage) after 7 of 8 retries"]
     assert of_limits(failed_as(OUTAGE, times=10)) == ["j met 10 outages in a row; its limit is 8"]
     none = failed_as(OUTAGE)
     job_of(spec=JobSpec(script="train.py", retries=Retries(data=0)))(none)
