@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import importlib
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rayjobs.core.errors import UsageError
 
@@ -26,11 +27,15 @@ class Submitter(Protocol):
         ...
 
 
-_submitters: dict[type, Submitter] = {}
+_submitters: dict[type, Submitter | str] = {}
 
 
-def register(config_class: type, submitter: Submitter) -> None:
-    """Make `Experiment.submit` accept objects of a class (and of its subclasses)."""
+def register(config_class: type, submitter: Submitter | str) -> None:
+    """Make `Experiment.submit` accept objects of a class (and of its subclasses).
+
+    Args:
+        submitter: The function, or ``module:function``, which is imported at the first submit.
+    """
     _submitters[config_class] = submitter
 
 
@@ -42,6 +47,10 @@ def submitter_of(config: object) -> Submitter:
     """
     for kind in type(config).__mro__:
         if kind in _submitters:
-            return _submitters[kind]
+            found = _submitters[kind]
+            if isinstance(found, str):
+                module, _, name = found.partition(":")
+                found = getattr(importlib.import_module(module), name)
+            return cast(Submitter, found)
     known = ", ".join(sorted(kind.__name__ for kind in _submitters))
     raise UsageError(f"a {type(config).__name__} cannot be submitted; give one of: {known}")

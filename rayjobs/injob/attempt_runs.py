@@ -15,8 +15,8 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from rayjobs.injob import logvalues, modelrequests, runcalls
 from rayjobs.injob.azureml.exceptions import WrongValueError
 from rayjobs.injob.channel import Channel
+from rayjobs.injob.loggingrun import LoggingRun, RunNotSupportedError
 from rayjobs.injob.metricsfile import METRIC_KINDS, combine
-from rayjobs.injob.run import LoggingRun, RunNotSupportedError
 from rayjobs.injob.secrets import secret_of
 from rayjobs.injob.uploads import UploadArea, clean_name
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional
 
 from rayjobs.injob import runcalls
 from rayjobs.injob.channel import Channel
-from rayjobs.injob.run import RunNotSupportedError
+from rayjobs.injob.loggingrun import RunNotSupportedError
 
 
 class RunExperiment:

@@ -10,9 +10,9 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 from rayjobs.injob import modelrequests
 from rayjobs.injob.attempt_runs import children_tags
 from rayjobs.injob.attempt_workspace import RunExperiment, RunWorkspace
+from rayjobs.injob.loggingrun import LoggingRun
 from rayjobs.injob.logvalues import number_of
 from rayjobs.injob.metricsfile import METRIC_KINDS, stored_value
-from rayjobs.injob.run import LoggingRun
 from rayjobs.injob.submitted import paths_by_name
 from rayjobs.injob.uploads import UploadArea, clean_name
 

@@ -19,7 +19,6 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Sequence
 
-from rayjobs.injob import parallel_worker
 from rayjobs.injob.parallel_ledger import Ledger, Order
 from rayjobs.injob.parallel_settings import VARIABLE, Settings
 
@@ -217,8 +216,10 @@ class Worker:
     def __init__(self, script: str, arguments: Sequence[str]) -> None:
         here = os.path.dirname(os.path.abspath(__file__))
         injob_path = os.path.dirname(os.path.dirname(here))
-        program = os.path.abspath(parallel_worker.__file__)
-        self._command = [sys.executable, program, injob_path, script, *arguments]
+        # It is run by its path, and never imported here.
+        program = os.path.join(here, "parallel_worker.py")
+        self._program = [sys.executable, program, injob_path]
+        self._script = [script, *arguments]
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._connection: Optional[socket.socket] = None
         self._pending = b""
@@ -232,9 +233,8 @@ class Worker:
         for _ in range(STARTS):
             self.end(signal.SIGKILL)
             ours, theirs = socket.socketpair()
-            variables = {**os.environ, parallel_worker.SOCKET_VARIABLE: str(theirs.fileno())}
             self._process = subprocess.Popen(
-                self._command, pass_fds=[theirs.fileno()], env=variables
+                [*self._program, str(theirs.fileno()), *self._script], pass_fds=[theirs.fileno()]
             )
             theirs.close()
             self._connection, self._pending = ours, b""

@@ -1,7 +1,8 @@
 """Runs the entry script of a parallel run: `init()` once, `run(mini_batch)` for each mini-batch.
 
-As a program, `python parallel_worker.py INJOB_PATH SCRIPT ARGUMENT...`, it is a child of a rank,
-which replaces it when it dies. The two exchange JSON lines over the socket `RAYJOBS_WORKER`.
+As a program, `python parallel_worker.py INJOB_PATH SOCKET SCRIPT ARGUMENT...`, it is a child of a
+rank, which replaces it when it dies. The two exchange JSON lines over the inherited descriptor
+SOCKET.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Tuple
-
-SOCKET_VARIABLE = "RAYJOBS_WORKER"
 
 
 def elements(result: Any) -> Tuple[List[str], int]:
@@ -94,13 +93,13 @@ def _failed() -> Dict[str, Any]:
     return {"error": "%s: %s" % (getattr(kind, "__name__", kind), error)}
 
 
-def main(script: str, arguments: List[str]) -> int:
-    """Answer the rank until it disconnects; return the exit code."""
+def main(descriptor: int, script: str, arguments: List[str]) -> int:
+    """Answer the rank on its socket until it disconnects; return the exit code."""
     import json
     import socket
 
     sys.argv = [script, *arguments]
-    with socket.socket(fileno=int(os.environ.pop(SOCKET_VARIABLE))) as connection:
+    with socket.socket(fileno=descriptor) as connection:
         connection.set_inheritable(False)
         lines = connection.makefile("rb")
 
@@ -134,8 +133,8 @@ if __name__ == "__main__":
     from rayjobs.injob import kernel, rank
 
     del sys.path[-1]
-    rank.arrange_path(sys.argv[2], sys.path, sys.argv[1])
+    rank.arrange_path(sys.argv[3], sys.path, sys.argv[1])
     kernel.die_with_parent(signal.SIGKILL)
     if sys.stdout is not None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    sys.exit(main(sys.argv[2], sys.argv[3:]))
+    sys.exit(main(int(sys.argv[2]), sys.argv[3], sys.argv[4:]))
