@@ -22,7 +22,7 @@ from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import ChildNews, Job, MetricPoint
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.results import metrics
-from rayjobs.resume.resuming import with_arguments
+from rayjobs.results.resuming import with_arguments
 from rayjobs.snapshots.git import kept
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobChanges, JobFilter, NewJob

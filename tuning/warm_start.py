@@ -19,8 +19,8 @@ from rayjobs.core.numbers import is_number, is_whole
 from rayjobs.core.text import counted, verb
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Job, Sweep
-from rayjobs.resume import checkpoints
-from rayjobs.resume.resuming import no_checkpoint
+from rayjobs.results import checkpoints
+from rayjobs.results.resuming import no_checkpoint
 from rayjobs.store.base import Store
 from rayjobs.tuning.errors import SweepError
 from rayjobs.tuning.expressions import Choice, Expression, QUniform, RandInt, Uniform

@@ -494,7 +494,7 @@ class ScriptRunConfig:
                 data.text(item) if is_data(item) else argument_text(item) for item in self.arguments
             ]
             if resume_from is not None:
-                from rayjobs.resume.resuming import with_arguments
+                from rayjobs.results.resuming import with_arguments
 
                 arguments = list(with_arguments(arguments))
             values["arguments"] = arguments

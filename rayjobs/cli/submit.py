@@ -233,7 +233,7 @@ def typed_spec(
     try:
         spec = build_spec(data)
         if spec.resume_from is not None and spec.script is not None:
-            from rayjobs.resume.resuming import with_arguments
+            from rayjobs.results.resuming import with_arguments
 
             arguments = with_arguments(spec.arguments)
             spec = spec.model_copy(update={"arguments": arguments})

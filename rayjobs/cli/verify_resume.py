@@ -17,7 +17,7 @@ from rayjobs.core.errors import SpecError
 from rayjobs.core.text import counted
 
 if TYPE_CHECKING:
-    from rayjobs.verify.verify import Verdict
+    from rayjobs.housekeeping.verify_resume.verify import Verdict
 
 SEEDS = 1_000_000
 
@@ -92,9 +92,9 @@ def verify_resume(
         )
     if script is None and file is None and options.get("command") is None:
         raise click.UsageError("name a script, or give -f FILE or --command TEXT.")
+    from rayjobs.housekeeping.verify_resume.compare import Tolerance
+    from rayjobs.housekeeping.verify_resume.verify import Asked, verify
     from rayjobs.submit.project import load_project
-    from rayjobs.verify.compare import Tolerance
-    from rayjobs.verify.verify import Asked, verify
 
     project = load_project()
     experiment = experiment or project.experiment

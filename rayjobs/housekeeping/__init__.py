@@ -1,1 +1,1 @@
-"""Checks, prunes and backs up a workspace, and checks and prunes a machine."""
+"""Checks, prunes and backs up a workspace or machine, and verifies that a script resumes."""

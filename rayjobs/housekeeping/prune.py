@@ -20,7 +20,7 @@ from rayjobs.core.safe_delete import Removed, original_name
 from rayjobs.core.text import verb
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.results import live_logs
-from rayjobs.resume.resuming import PACKED
+from rayjobs.results.resuming import PACKED
 from rayjobs.snapshots.pack import blob_key as snapshot_key
 from rayjobs.store.pruning import PrunableJob, PruneView
 from rayjobs.workspace.blobs import UPLOADS, BlobStore, PrunableBlobs, blob_key

@@ -11,7 +11,7 @@ from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Job, ModelFile, StoredFile
 from rayjobs.models import companions
-from rayjobs.resume import checkpoints
+from rayjobs.results import checkpoints
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import BlobStore
 

@@ -15,7 +15,7 @@ from rayjobs.models import companions, lineage, uploaded
 from rayjobs.models import files as modelfiles
 from rayjobs.models.facts import NO_FACTS, ModelFacts, RunChoice
 from rayjobs.models.names import check_alias, check_name, texts, version_of
-from rayjobs.resume import checkpoints
+from rayjobs.results import checkpoints
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import BlobStore
 from rayjobs.workspace.folder import OpenWorkspace

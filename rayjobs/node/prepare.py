@@ -28,7 +28,7 @@ from rayjobs.node.scratch import Scratch
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode, LaunchRequest
 from rayjobs.protocol.nodes import Prepared
-from rayjobs.resume import resuming
+from rayjobs.results import resuming
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Reads the results of runs: values to compare jobs by, and logs line by line with times."""
+"""What attempts leave: metrics, logs, files and checkpoints, and what the next attempt resumes."""

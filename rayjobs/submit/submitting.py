@@ -234,7 +234,7 @@ def resume(
         UsageError: it has no whole checkpoint, has not ended yet, or is a sweep or array.
         SpecError: a change is wrong; all problems at once.
     """
-    from rayjobs.resume import checkpoints, resuming
+    from rayjobs.results import checkpoints, resuming
     from rayjobs.spec.file import build_spec, merge
 
     job = workspace.store.find(job_id)
@@ -332,7 +332,7 @@ def pack_start(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool = True) 
     spec = local_packages.pack(workspace, spec, stores=stores)
     if spec.resume_from is None:
         return spec
-    from rayjobs.resume import resuming
+    from rayjobs.results import resuming
 
     return resuming.pack(workspace, spec, stores=stores)
 
@@ -438,7 +438,7 @@ def check(
     spec, unknown = _with_known_dependencies(workspace, spec)
     problems += unknown
     if spec.resume_from is not None:
-        from rayjobs.resume import resuming
+        from rayjobs.results import resuming
 
         spec, wrong = resuming.check(workspace, spec)
         problems += wrong

@@ -14,7 +14,7 @@ from pathlib import Path
 from rayjobs.injob.identity import stat_of
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import Allocation, Attempt, Event, Job, ModelVersion
-from rayjobs.resume import checkpoints
+from rayjobs.results import checkpoints
 from rayjobs.workspace.folder import OpenWorkspace
 
 LOG_NAME = "azureml-logs/70_driver_log"

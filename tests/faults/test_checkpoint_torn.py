@@ -17,10 +17,10 @@ import pytest
 
 from rayjobs import checkpoint
 from rayjobs.injob.checkpoint import MANIFEST
-from rayjobs.resume import checkpoints
+from rayjobs.results import checkpoints
 from tests.faults.checkpoint_scripts import killed_saving
-from tests.unit.resume.conftest import Trainer
-from tests.unit.resume.conftest import trainer as trainer  # the fixture
+from tests.unit.results.conftest import Trainer
+from tests.unit.results.conftest import trainer as trainer  # the fixture
 
 
 @pytest.mark.parametrize("step", [2, 1], ids=["the next step", "the same step again"])

@@ -10,7 +10,7 @@ import psutil
 
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from rayjobs.resume import checkpoints
+from rayjobs.results import checkpoints
 from rayjobs.spec.model import Distribution
 from tests.support.jobs import Jobs, until
 from tests.support.raylets import RAYLETS, TARGET, Cluster

@@ -9,7 +9,7 @@ import pytest
 from rayjobs.cli.main import run
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from rayjobs.resume import checkpoints
+from rayjobs.results import checkpoints
 from tests.support.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rayjobs.jobs.states import JobState
+from rayjobs.results import checkpoints
 from rayjobs.results.metrics import series
-from rayjobs.resume import checkpoints
 from rayjobs.spec.model import Retries
 from rayjobs.submit import submitting
 from tests.support import registering as models

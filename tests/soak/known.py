@@ -6,7 +6,7 @@ import threading
 
 from rayjobs.core.errors import RayjobsError
 from rayjobs.jobs.states import JobState
-from rayjobs.resume import checkpoints
+from rayjobs.results import checkpoints
 from rayjobs.store.base import Store
 from rayjobs.store.requests import JobFilter
 from rayjobs.workspace.folder import OpenWorkspace

@@ -30,7 +30,7 @@ from rayjobs.protocol.agent import AgentFaultError, AgentLostError, Cluster
 from rayjobs.protocol.calls import CLEAN, COLLECT, SETTLE, Settle
 from rayjobs.protocol.collected import Collected, RequestedModel
 from rayjobs.protocol.settled import Found, Settled
-from rayjobs.resume.checkpoints import Lost, steps_lost
+from rayjobs.results.checkpoints import Lost, steps_lost
 from rayjobs.spec.model import Packages
 from rayjobs.workspace.folder import open_blobs
 

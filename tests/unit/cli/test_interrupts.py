@@ -16,7 +16,7 @@ def test_ctrl_c_in_verify_resume_reports_the_state_of_its_runs(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rayjobs.verify.verify.verify", interrupted)
+    monkeypatch.setattr("rayjobs.housekeeping.verify_resume.verify.verify", interrupted)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     done = terminal.type("verify-resume", "train.py")

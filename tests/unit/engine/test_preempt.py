@@ -15,7 +15,7 @@ from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.jobs.rootcause import diagnose
 from rayjobs.jobs.states import JobState
 from rayjobs.protocol.settled import Found, Settled
-from rayjobs.resume.checkpoints import Lost
+from rayjobs.results.checkpoints import Lost
 from tests.fakes.cluster import exit_record
 from tests.fakes.world import World, play
 

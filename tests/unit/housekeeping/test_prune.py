@@ -15,7 +15,7 @@ from rayjobs.housekeeping.prune import Plan, Rules
 from rayjobs.jobs.records import Job, ModelDraft, ModelFile
 from rayjobs.jobs.states import JobState
 from rayjobs.models import uploaded
-from rayjobs.resume import resuming
+from rayjobs.results import resuming
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewSweep
 from rayjobs.submit.submitting import check_snapshot

@@ -11,10 +11,10 @@ from rayjobs import checkpoint
 from rayjobs.core.errors import StoreError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.jobs.records import Job
+from rayjobs.results import checkpoints
 from rayjobs.results.collect import Publisher, superseded
-from rayjobs.resume import checkpoints
 from tests.support.attempts import on_node
-from tests.unit.resume.conftest import Trainer
+from tests.unit.results.conftest import Trainer
 
 AT = "outputs/checkpoints/"
 

@@ -12,16 +12,22 @@ from typing import TYPE_CHECKING
 from rayjobs.core import ids
 from rayjobs.core.errors import JobFailedError, RayjobsError, UsageError
 from rayjobs.core.paths import home
+from rayjobs.housekeeping.verify_resume.compare import (
+    CurveFinding,
+    FileFinding,
+    Tolerance,
+    curves,
+    weights,
+)
+from rayjobs.housekeeping.verify_resume.kills import Hunter, Kill, Pace, choose, pace_of, restarts
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from rayjobs.resume import checkpoints, resuming
+from rayjobs.results import checkpoints, resuming
 from rayjobs.spec.model import JobSpec, Retries
 from rayjobs.submit import attaching
 from rayjobs.submit.submitting import submit
 from rayjobs.target import starting
-from rayjobs.verify.compare import CurveFinding, FileFinding, Tolerance, curves, weights
-from rayjobs.verify.kills import Hunter, Kill, Pace, choose, pace_of, restarts
 
 if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace

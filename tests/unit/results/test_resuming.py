@@ -12,12 +12,12 @@ from rayjobs import ScriptRunConfig, checkpoint
 from rayjobs.core.errors import PrepareError, SpecError, UsageError
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from rayjobs.resume import resuming
+from rayjobs.results import resuming
 from rayjobs.spec.model import Array, JobSpec
 from rayjobs.store.requests import JobFilter
 from rayjobs.submit import submitting
 from rayjobs.submit.submitting import submit
-from tests.unit.resume.conftest import Trainer
+from tests.unit.results.conftest import Trainer
 
 
 def submitted(trainer: Trainer, resume_from: str, **spec: object) -> Job:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import RayjobsError
+from rayjobs.housekeeping.verify_resume import tensors
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import MetricPoint
 from rayjobs.results import metrics
-from rayjobs.resume.checkpoints import StoredCheckpoint
-from rayjobs.verify import tensors
+from rayjobs.results.checkpoints import StoredCheckpoint
 
 COMPARE_TIMEOUT_S = 600.0
 MOST_NAMED = 5

@@ -13,10 +13,10 @@ import numpy
 import pytest
 
 from rayjobs.core.errors import UsageError
+from rayjobs.housekeeping.verify_resume import tensors
+from rayjobs.housekeeping.verify_resume.compare import Tolerance, curves
+from rayjobs.housekeeping.verify_resume.kills import Pace, choose, pace_of, restarts
 from rayjobs.jobs.records import MetricPoint
-from rayjobs.verify import tensors
-from rayjobs.verify.compare import Tolerance, curves
-from rayjobs.verify.kills import Pace, choose, pace_of, restarts
 
 BEGAN = datetime(2030, 1, 1, tzinfo=UTC)
 

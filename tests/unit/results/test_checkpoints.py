@@ -12,9 +12,9 @@ from rayjobs.injob import checkpoint
 from rayjobs.injob.checkpoint import is_whole
 from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.jobs.states import JobState
+from rayjobs.results import checkpoints
 from rayjobs.results.metrics import series
-from rayjobs.resume import checkpoints
-from tests.unit.resume.conftest import Trainer
+from tests.unit.results.conftest import Trainer
 
 
 def newest(trainer: Trainer, job: Job) -> checkpoints.StoredCheckpoint | None:

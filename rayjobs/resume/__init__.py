@@ -1,1 +1,0 @@
-"""Checkpoints that a job has stored, and what it resumes from."""
