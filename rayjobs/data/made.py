@@ -23,7 +23,8 @@ from rayjobs.injob.lazydataclass import dataclass
 if TYPE_CHECKING:
     from rayjobs.datastore.backends import StoredFile
     from rayjobs.jobs.records import Event, Job
-    from rayjobs.store.base import RunStore, Store
+    from rayjobs.store.base import Store
+    from rayjobs.store.contract.runs import RunStore
     from rayjobs.workspace.folder import OpenWorkspace
 
 OUTPUT_EVENT = "output"

@@ -9,7 +9,7 @@ from rayjobs.core.errors import StoreError
 from rayjobs.jobs.writers import ProcessWriter
 
 if TYPE_CHECKING:
-    from rayjobs.store.interactive_base import InteractiveStore
+    from rayjobs.store.contract.runs import InteractiveStore
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The contract of stores for parents that run nothing themselves: sweeps and pipeline runs.
+"""The contract of parents that run nothing themselves: sweeps and pipeline runs.
 
 Parts of `rayjobs.store.base.Store`, whose general contract also applies here.
 """
@@ -19,7 +19,11 @@ from rayjobs.jobs.records import (
     Sweep,
     TrialRow,
 )
-from rayjobs.store.requests import NewPipeline, NewSweep, Page
+from rayjobs.store.requests import (
+    NewPipeline,
+    NewSweep,
+    Page,
+)
 
 
 class SweepStore(Protocol):
