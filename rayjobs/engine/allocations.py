@@ -11,7 +11,7 @@ from pathlib import Path
 from rayjobs.core import ids
 from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError
-from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.policy import NodeCapacity, Shape, take

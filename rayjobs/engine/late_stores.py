@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError, RayjobsError
+from rayjobs.engine.attempt.nodes import NodeOfAttempt, of_record
 from rayjobs.engine.attempt.supervisor import SupervisorParts
-from rayjobs.engine.attempt_nodes import NodeOfAttempt, of_record
 from rayjobs.engine.attempts import AttemptsInProgress
 from rayjobs.engine.board import Served
 from rayjobs.jobs import unstored

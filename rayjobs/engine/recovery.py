@@ -11,8 +11,8 @@ from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError
 from rayjobs.engine.allocations import KnownAllocation
 from rayjobs.engine.attempt.ending import AGENT_PAUSE_S
+from rayjobs.engine.attempt.nodes import NodeOfAttempt, of_record
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor, SupervisorParts
-from rayjobs.engine.attempt_nodes import NodeOfAttempt, of_record
 from rayjobs.engine.attempts import AttemptsInProgress
 from rayjobs.engine.board import Board, Served
 from rayjobs.injob.outcomes import Outcome

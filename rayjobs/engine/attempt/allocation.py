@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayjobs.engine.allocations import Allocations, KnownAllocation
-from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.policy import Shape
 
 

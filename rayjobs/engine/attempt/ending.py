@@ -14,8 +14,8 @@ from rayjobs.engine.attempt import record as attempt_record
 from rayjobs.engine.attempt.allocation import AttemptAllocation
 from rayjobs.engine.attempt.end_request import EndRequest
 from rayjobs.engine.attempt.leases import Leases
+from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.attempt.record import AttemptRecord
-from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
 from rayjobs.injob import openfiles
 from rayjobs.injob.exitrecord import ExitRecord

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from rayjobs.core.errors import RayjobsError
-from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.outcomes import CANCELED, EndCause, EndReason, Outcome
 from rayjobs.injob.stall import silence

@@ -9,8 +9,8 @@ from pathlib import Path
 from rayjobs.core import ids
 from rayjobs.core.errors import PrepareError
 from rayjobs.engine.attempt.allocation import AttemptAllocation
+from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.attempt.record import AttemptRecord
-from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
 from rayjobs.injob.identity import boot_id
 from rayjobs.launch.launchers import launcher_for

@@ -7,7 +7,7 @@ import logging
 
 from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError
-from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.protocol.agent import Agent, AgentLostError, Cluster
 from rayjobs.protocol.calls import RENEW, Renew
 

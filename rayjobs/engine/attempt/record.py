@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError, StoreError
 from rayjobs.core.failures import Failure
-from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import Outcome

@@ -30,8 +30,8 @@ from rayjobs.engine.attempt.group import (
 )
 from rayjobs.engine.attempt.launch_requests import azure_identity, launch_requests
 from rayjobs.engine.attempt.leases import Leases
+from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.attempt.record import AttemptRecord
-from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.lazydataclass import dataclass

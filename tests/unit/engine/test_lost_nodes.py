@@ -15,8 +15,8 @@ from rayjobs.engine.allocations import Allocations, KnownAllocation
 from rayjobs.engine.attempt import group, leases
 from rayjobs.engine.attempt.group import GroupEnd
 from rayjobs.engine.attempt.leases import Leases
+from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
-from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
 from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.jobs.records import Job
