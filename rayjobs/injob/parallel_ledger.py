@@ -12,9 +12,10 @@ import json
 import os
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 from rayjobs.injob import checkpoint
+from rayjobs.injob.parallelmessages import MiniBatch, Order, SettledBatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,14 +25,12 @@ JOURNAL = "mini-batches.jsonl"
 CHECKPOINT_EVERY_S = 10.0
 WAIT_S = 1.0
 
-Order = Dict[str, Any]
-
 
 class Ledger:
     """The mini-batches of one attempt; its methods may be called by several threads.
 
     Args:
-        batches: All mini-batches, in order; each has `items`, the number of its items.
+        batches: All mini-batches, in order.
         settings: The run's settings.
         folder: Where the journal is written.
         say: Called with a message and its level.
@@ -40,7 +39,7 @@ class Ledger:
 
     def __init__(
         self,
-        batches: Sequence[Mapping[str, Any]],
+        batches: Sequence[MiniBatch],
         settings: Settings,
         folder: str,
         say: Callable[[str, str], None],
@@ -68,7 +67,10 @@ class Ledger:
     @property
     def identity(self) -> str:
         """The identity of the list of mini-batches: another list needs another ledger."""
-        text = json.dumps(list(self._batches), sort_keys=True)
+        listed = [one.to_json() for one in self._batches]
+        for values in listed:  # the order says it
+            del values["number"]
+        text = json.dumps(listed, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -86,22 +88,22 @@ class Ledger:
         """Return what to do next.
 
         Returns:
-            ``{"batch": …}``, ``{"end": true}``, ``{"stop": reason}``, or ``{"wait": true}`` after
-            `WAIT_S` seconds in which others worked on all remaining mini-batches.
+            An order with one entry. It is `wait` after `WAIT_S` seconds in which others worked on
+            all remaining mini-batches.
         """
         with self._changed:
             if not self._queue and not self._is_over:
                 self._changed.wait(WAIT_S)
             if self.stop_reason is not None:
-                return {"stop": self.stop_reason}
+                return Order(stop=self.stop_reason)
             if self.is_complete:
-                return {"end": True}
+                return Order(end=True)
             if not self._queue:
-                return {"wait": True}
+                return Order(wait=True)
             number = self._queue.popleft()
             self._held[number] = holder
             self._tries[number] += 1
-            return {"batch": {"number": number, **self._batches[number]}}
+            return Order(batch=self._batches[number])
 
     def done(self, number: int, rows: Sequence[str], count: int) -> None:
         """Record the result of a mini-batch; a second result is ignored."""
@@ -111,7 +113,7 @@ class Ledger:
                 return
             if number in self._queue:
                 self._queue.remove(number)
-            self._write({"number": number, "count": count, "rows": list(rows)})
+            self._write(SettledBatch(number, count, tuple(rows)))
             missing = self._items(number) - count
             if missing > 0:
                 self._say("WARNING", f"mini-batch {number}: {missing} of its items failed")
@@ -130,7 +132,7 @@ class Ledger:
             if tries < most:
                 self._queue.append(number)
             else:
-                self._write({"number": number, "failed": True})
+                self._write(SettledBatch(number, failed=True))
                 self._check_limits()
             self._changed.notify_all()
 
@@ -178,7 +180,7 @@ class Ledger:
         return self.is_complete or self.stop_reason is not None
 
     def _items(self, number: int) -> int:
-        return int(self._batches[number]["items"])
+        return self._batches[number].items
 
     def _is_settled(self, number: int) -> bool:
         return number in self._places or number in self._failed
@@ -188,23 +190,23 @@ class Ledger:
             return []
         at, size = self._places[number]
         self._journal.seek(at)
-        return list(json.loads(self._journal.read(size))["rows"])
+        return list(SettledBatch.from_json(json.loads(self._journal.read(size))).rows)
 
-    def _write(self, entry: Mapping[str, Any]) -> None:
+    def _write(self, entry: SettledBatch) -> None:
         self._journal.seek(0, os.SEEK_END)
-        line = json.dumps(entry).encode() + b"\n"
+        line = json.dumps(entry.to_json()).encode() + b"\n"
         at = self._journal.tell()
         self._journal.write(line)
         self._journal.flush()
         self._count(entry, at, len(line))
 
-    def _count(self, entry: Mapping[str, Any], at: int, size: int) -> None:
-        number = int(entry["number"])
-        if entry.get("failed"):
+    def _count(self, entry: SettledBatch, at: int, size: int) -> None:
+        number = entry.number
+        if entry.failed:
             self._failed[number] = self._items(number)
             return
         self._places[number] = (at, size)
-        self._short += max(0, self._items(number) - int(entry["count"]))
+        self._short += max(0, self._items(number) - entry.count)
 
     def _check_limits(self) -> None:
         settings = self._settings
@@ -248,7 +250,7 @@ class Ledger:
             return
         with open(found.file(JOURNAL), "rb") as file:
             for line in file:
-                entry = json.loads(line)
-                if not entry.get("failed"):  # failed mini-batches get all their tries again
+                entry = SettledBatch.from_json(json.loads(line))
+                if not entry.failed:  # failed mini-batches get all their tries again
                     self._write(entry)
         self._say("INFO", f"{len(self._places)} mini-batches were done by an earlier attempt")

@@ -17,14 +17,31 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
-from rayjobs.injob.parallel_ledger import Ledger, Order
+from rayjobs.injob.parallel_ledger import Ledger
 from rayjobs.injob.parallel_settings import VARIABLE, Settings
+from rayjobs.injob.parallelmessages import (
+    BatchDone,
+    BatchFailed,
+    BatchRows,
+    MeasureTable,
+    MiniBatch,
+    Order,
+    RankRequest,
+    RunBatch,
+    StopBatches,
+    TableSize,
+    TakeBatch,
+    WorkerAnswer,
+    rank_request,
+)
 
 LEVELS = ("DEBUG", "INFO", "WARNING")
 REACH_S = 300.0  # rank 0 may have to load a table first
 STARTS = 3  # deaths of a worker before it is ready
+
+Reply = TypeVar("Reply", bound=WorkerAnswer)
 
 
 class StoppedError(Exception):
@@ -113,23 +130,18 @@ def _work(source: Any, settings: Settings, worker: Worker, say: Any) -> None:
     """
     while True:
         order: Order = source.take()
-        if "stop" in order:
-            raise StoppedError(order["stop"])
-        if order.get("end"):
+        if order.stop is not None:
+            raise StoppedError(order.stop)
+        if order.end:
             return
-        batch = order.get("batch")
+        batch = order.batch
         if batch is None:
             continue
-        number = int(batch["number"])
-        say("DEBUG", "mini-batch %d: %d items" % (number, batch["items"]))
-        request = {"keep": settings.appends, "input": batch["input"]}
-        if "files" in batch:
-            root = input_path(batch["input"])
-            request["paths"] = [os.path.join(root, one) if one else root for one in batch["files"]]
-        else:
-            request["rows"] = batch["rows"]
+        number = batch.number
+        say("DEBUG", "mini-batch %d: %d items" % (number, batch.items))
+        request = RunBatch(settings.appends, batch.input, _paths_of(batch), batch.rows)
         try:
-            answer = worker.ask(request, settings.run_invocation_timeout_s)
+            answer = worker.ask(request, BatchRows, settings.run_invocation_timeout_s)
         except WorkerError as error:
             source.failed(number, str(error))
             try:
@@ -138,10 +150,10 @@ def _work(source: Any, settings: Settings, worker: Worker, say: Any) -> None:
                 source.stop(str(stopped))
                 raise
             continue
-        if "error" in answer:
-            source.failed(number, str(answer["error"]))
+        if answer.error is not None:
+            source.failed(number, answer.error)
         else:
-            source.done(number, answer["rows"], int(answer["count"]))
+            source.done(number, answer.rows, answer.count)
 
 
 # -- the mini-batches ------------------------------------------------------------------------------
@@ -152,47 +164,51 @@ def input_path(name: str) -> str:
     return os.environ["AZUREML_DATAREFERENCE_%s" % name]
 
 
-def batches_of(settings: Settings, worker: Worker) -> List[Dict[str, Any]]:
+def _paths_of(batch: MiniBatch) -> Optional[Tuple[str, ...]]:
+    """Return the paths of a mini-batch's files on this node; None: it has rows of a table."""
+    if batch.files is None:
+        return None
+    root = input_path(batch.input)
+    return tuple(os.path.join(root, one) if one else root for one in batch.files)
+
+
+def batches_of(settings: Settings, worker: Worker) -> List[MiniBatch]:
     """Return all mini-batches: the files of the inputs by name, or the rows of tables.
 
     Raises:
         StoppedError: a table cannot be read.
     """
-    batches: List[Dict[str, Any]] = []
+    batches: List[MiniBatch] = []
     for name in settings.inputs:
         if "AZUREML_DATAREFERENCE_%s" % name not in os.environ or not os.path.exists(
             input_path(name)
         ):
-            batches += table_batches(name, settings, worker)
+            for first, end in table_parts(name, settings, worker):
+                rows = (first, end)
+                batches.append(MiniBatch(len(batches), name, end - first, rows=rows))
             continue
         files = files_below(input_path(name))
-        batches += [
-            {"input": name, "files": files[first : first + settings.files]}
-            for first in range(0, len(files), settings.files)
-        ]
-    for one in batches:
-        one["items"] = len(one["files"]) if "files" in one else one["rows"][1] - one["rows"][0]
+        for first in range(0, len(files), settings.files):
+            part = tuple(files[first : first + settings.files])
+            batches.append(MiniBatch(len(batches), name, len(part), files=part))
     return batches
 
 
-def table_batches(name: str, settings: Settings, worker: Worker) -> List[Dict[str, Any]]:
-    """Return the mini-batches of a table, each of about the requested size.
+def table_parts(name: str, settings: Settings, worker: Worker) -> List[Tuple[int, int]]:
+    """Return the rows of each mini-batch of a table: the first, and the one after the last.
 
     Raises:
         StoppedError: it cannot be read.
     """
     try:
-        measured = worker.ask({"measure": name}, None)
+        measured = worker.ask(MeasureTable(name), TableSize, None)
     except WorkerError as error:
         raise StoppedError("the table %r cannot be read: %s" % (name, error)) from None
-    if "error" in measured:
-        raise StoppedError("the table %r cannot be read: %s" % (name, measured["error"]))
-    count, size = int(measured["rows"]), max(1, int(measured["bytes"]))
-    each = max(1, count * settings.table_bytes // size)
-    return [
-        {"input": name, "rows": [first, min(count, first + each)]}
-        for first in range(0, count, each)
-    ]
+    if measured.error is not None:
+        raise StoppedError("the table %r cannot be read: %s" % (name, measured.error))
+    count = measured.rows
+    each = max(1, count * settings.table_bytes // max(1, measured.bytes))
+    return [(first, min(count, first + each)) for first in range(0, count, each)]
 
 
 def files_below(path: str) -> List[str]:
@@ -239,27 +255,29 @@ class Worker:
             theirs.close()
             self._connection, self._pending = ours, b""
             try:
-                answer = self._answer(None)
+                answer = self._answer(WorkerAnswer, None)
             except WorkerError as error:
                 reason = str(error)
                 continue
-            if "error" in answer:
-                raise StoppedError("the entry script does not start: %s" % answer["error"])
+            if answer.error is not None:
+                raise StoppedError("the entry script does not start: %s" % answer.error)
             return
         raise StoppedError("the entry script does not start: %s" % reason)
 
-    def ask(self, request: Dict[str, Any], limit_s: Optional[float]) -> Dict[str, Any]:
-        """Return the answer to a request.
+    def ask(
+        self, request: Union[MeasureTable, RunBatch], kind: Type[Reply], limit_s: Optional[float]
+    ) -> Reply:
+        """Return the answer, of class `kind`, to a request.
 
         Raises:
             WorkerError: there is none within `limit_s` seconds, or the process ended.
         """
         assert self._connection is not None
         try:
-            self._connection.sendall(json.dumps(request).encode() + b"\n")
+            self._connection.sendall(json.dumps(request.to_json()).encode() + b"\n")
         except OSError:
             raise self._ended() from None
-        return self._answer(limit_s)
+        return self._answer(kind, limit_s)
 
     def end(self, number: Optional[int] = None) -> None:
         """Let the process call `shutdown()` and end; with a signal, kill it at once."""
@@ -271,7 +289,7 @@ class Worker:
             self._process.wait()
         self._connection = self._process = None
 
-    def _answer(self, limit_s: Optional[float]) -> Dict[str, Any]:
+    def _answer(self, kind: Type[Reply], limit_s: Optional[float]) -> Reply:
         assert self._connection is not None
         until_s = None if limit_s is None else time.monotonic() + limit_s
         while b"\n" not in self._pending:
@@ -288,7 +306,7 @@ class Worker:
                 raise self._ended()
             self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
-        return dict(json.loads(line))
+        return kind.from_json(json.loads(line))
 
     def _ended(self) -> WorkerError:
         assert self._process is not None
@@ -335,23 +353,25 @@ class _Connection(socketserver.StreamRequestHandler):
         ledger = self.server.ledger
         try:
             for line in self.rfile:
-                arguments = json.loads(line)
-                call = arguments.pop("call")
-                answer = _CALLS[call](ledger, arguments, self)
-                self.wfile.write(json.dumps(answer or {}).encode() + b"\n")
+                order = self._order(rank_request(line))
+                self.wfile.write(json.dumps(order.to_json()).encode() + b"\n")
         except OSError:
             pass  # the same as a closed connection
         finally:
             ledger.lost(self)
             self.server.gone()
 
-
-_CALLS: Dict[str, Any] = {
-    "take": lambda ledger, _arguments, holder: ledger.take(holder),
-    "done": lambda ledger, arguments, _holder: ledger.done(**arguments),
-    "failed": lambda ledger, arguments, _holder: ledger.failed(**arguments),
-    "stop": lambda ledger, arguments, _holder: ledger.stop(**arguments),
-}
+    def _order(self, request: RankRequest) -> Order:
+        ledger = self.server.ledger
+        if isinstance(request, TakeBatch):
+            return ledger.take(self)
+        if isinstance(request, BatchDone):
+            ledger.done(request.number, request.rows, request.count)
+        elif isinstance(request, BatchFailed):
+            ledger.failed(request.number, request.reason)
+        else:
+            ledger.stop(request.reason)
+        return Order()
 
 
 class _Own:
@@ -393,25 +413,25 @@ class Caller:
         self._lines.close()
         self._socket.close()
 
-    def _call(self, call: str, **arguments: Any) -> Order:
-        self._socket.sendall(json.dumps({"call": call, **arguments}).encode() + b"\n")
+    def _call(self, request: RankRequest) -> Order:
+        self._socket.sendall(json.dumps(request.to_json()).encode() + b"\n")
         line = self._lines.readline()
         if not line:
             raise StoppedError("rank 0 has ended")
-        return dict(json.loads(line))
+        return Order.from_json(json.loads(line))
 
     def take(self) -> Order:
         """See `Ledger.take`."""
-        return self._call("take")
+        return self._call(TakeBatch())
 
     def done(self, number: int, rows: Sequence[str], count: int) -> None:
         """See `Ledger.done`."""
-        self._call("done", number=number, rows=list(rows), count=count)
+        self._call(BatchDone(number, tuple(rows), count))
 
     def failed(self, number: int, reason: str) -> None:
         """See `Ledger.failed`."""
-        self._call("failed", number=number, reason=reason)
+        self._call(BatchFailed(number, reason))
 
     def stop(self, reason: str) -> None:
         """See `Ledger.stop`."""
-        self._call("stop", reason=reason)
+        self._call(StopBatches(reason))

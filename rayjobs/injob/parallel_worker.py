@@ -12,7 +12,9 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Tuple
+    from typing import Any, Dict, List, Tuple, Union
+
+    from rayjobs.injob.parallelmessages import MeasureTable, RunBatch, WorkerAnswer
 
 
 def elements(result: Any) -> Tuple[List[str], int]:
@@ -65,19 +67,21 @@ class Entry:
             self._tables[name] = run.input_datasets[name].to_pandas_dataframe()
         return self._tables[name]
 
-    def answer(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def answer(self, request: Union[MeasureTable, RunBatch]) -> WorkerAnswer:
         """Carry out the rank's request."""
-        if "measure" in request:
-            frame = self.table(request["measure"])
+        from rayjobs.injob.parallelmessages import BatchRows, MeasureTable, TableSize
+
+        if isinstance(request, MeasureTable):
+            frame = self.table(request.measure)
             size = int(frame.memory_usage(index=False, deep=True).sum())
-            return {"rows": len(frame), "bytes": size}
-        if "rows" in request:
-            first, end = request["rows"]
-            batch = self.table(request["input"]).iloc[first:end].reset_index(drop=True)
+            return TableSize(rows=len(frame), bytes=size)
+        if request.rows is not None:
+            first, end = request.rows
+            batch = self.table(request.input).iloc[first:end].reset_index(drop=True)
         else:
-            batch = list(request["paths"])
+            batch = list(request.paths or ())
         rows, count = elements(self.module.run(batch))
-        return {"rows": rows if request["keep"] else [], "count": count}
+        return BatchRows(rows=tuple(rows) if request.keep else (), count=count)
 
     def shutdown(self) -> None:
         """Call `shutdown()`, if there is one."""
@@ -85,12 +89,14 @@ class Entry:
             self.module.shutdown()
 
 
-def _failed() -> Dict[str, Any]:
+def _failed() -> WorkerAnswer:
     import traceback
+
+    from rayjobs.injob.parallelmessages import WorkerAnswer
 
     traceback.print_exc()
     kind, error = sys.exc_info()[:2]
-    return {"error": "%s: %s" % (getattr(kind, "__name__", kind), error)}
+    return WorkerAnswer("%s: %s" % (getattr(kind, "__name__", kind), error))
 
 
 def main(descriptor: int, script: str, arguments: List[str]) -> int:
@@ -98,13 +104,15 @@ def main(descriptor: int, script: str, arguments: List[str]) -> int:
     import json
     import socket
 
+    from rayjobs.injob.parallelmessages import WorkerAnswer, worker_request
+
     sys.argv = [script, *arguments]
     with socket.socket(fileno=descriptor) as connection:
         connection.set_inheritable(False)
         lines = connection.makefile("rb")
 
-        def send(values: Dict[str, Any]) -> None:
-            connection.sendall(json.dumps(values).encode() + b"\n")
+        def send(answer: WorkerAnswer) -> None:
+            connection.sendall(json.dumps(answer.to_json()).encode() + b"\n")
 
         try:
             entry = Entry(script)
@@ -112,10 +120,10 @@ def main(descriptor: int, script: str, arguments: List[str]) -> int:
         except Exception:
             send(_failed())
             return 1
-        send({"ready": True})
+        send(WorkerAnswer())
         for line in lines:
             try:
-                answer = entry.answer(json.loads(line))
+                answer = entry.answer(worker_request(line))
             except Exception:
                 answer = _failed()
             sys.stdout.flush()
@@ -130,7 +138,8 @@ if __name__ == "__main__":
     sys.path.append(sys.argv[1])
     import signal
 
-    from rayjobs.injob import kernel, rank
+    # Now, since the script's folder may have files with the names of standard modules.
+    from rayjobs.injob import kernel, parallelmessages, rank  # noqa: F401
 
     del sys.path[-1]
     rank.arrange_path(sys.argv[3], sys.path, sys.argv[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from rayjobs.injob import checkpoint, parallel_ledger
 from rayjobs.injob.parallel_ledger import Ledger
 from rayjobs.injob.parallel_settings import Settings, bytes_of
 from rayjobs.injob.parallel_worker import elements
+from rayjobs.injob.parallelmessages import MiniBatch, Order
 from rayjobs.spec.model import ParallelRun
 
 OPEN: list[Ledger] = []
@@ -36,14 +38,16 @@ class Clock:
 def ledger(folder: Path, count: int = 3, clock: Clock | None = None, **asked: Any) -> Ledger:
     spec = ParallelRun(**{"inputs": ("data",), "output": "made", **asked})
     settings = Settings.from_json(spec.model_dump_json())
-    batches = [{"input": "data", "files": [f"{n}a", f"{n}b"], "items": 2} for n in range(count)]
+    batches = [MiniBatch(n, "data", 2, files=(f"{n}a", f"{n}b")) for n in range(count)]
     made = Ledger(batches, settings, str(folder), lambda *_messages: None, clock or Clock())
     OPEN.append(made)
     return made
 
 
 def taken(one: Ledger, holder: object = "me") -> int:
-    return int(one.take(holder)["batch"]["number"])
+    batch = one.take(holder).batch
+    assert batch is not None
+    return batch.number
 
 
 def rows(one: Ledger, folder: Path) -> list[str]:
@@ -56,7 +60,7 @@ def test_rows_are_in_the_order_of_the_mini_batches(tmp_path: Path) -> None:
     one = ledger(tmp_path)
     for number in (taken(one), taken(one), taken(one))[::-1]:
         one.done(number, [f"row {number}", "x"], 2)
-    assert one.take("me") == {"end": True}
+    assert one.take("me") == Order(end=True)
     assert rows(one, tmp_path) == ["row 0", "x", "row 1", "x", "row 2", "x"]
     assert one.summary() == "3 mini-batches of 6 items: 6 succeeded, 0 failed"
 
@@ -78,7 +82,7 @@ def test_result_of_an_abandoned_worker_counts_once(tmp_path: Path) -> None:
     number = taken(one)
     one.failed(number, "it took too long")
     one.done(number, ["row"], 2)  # before it was retried
-    assert one.take("me") == {"end": True}
+    assert one.take("me") == Order(end=True)
     assert rows(one, tmp_path) == ["row"]
 
 
@@ -86,7 +90,7 @@ def test_a_mini_batch_has_its_tries(tmp_path: Path) -> None:
     one = ledger(tmp_path, count=1, run_max_try=2)
     for _ in range(2):
         one.failed(taken(one), "broken")
-    assert one.take("me") == {"end": True}
+    assert one.take("me") == Order(end=True)
     assert one.failed_items == 2
     assert rows(one, tmp_path) == []
 
@@ -111,19 +115,19 @@ def test_too_many_failures_stop_all_workers(
     if one.stop_reason is None:
         one.failed(taken(one), "broken")
     assert one.stop_reason == reason
-    assert one.take("me").get("stop") == reason
+    assert one.take("me").stop == reason
 
 
 def test_waiting_request_is_notified_of_returned_items(tmp_path: Path) -> None:
     one = ledger(tmp_path, count=1)
     number = taken(one, "first")
-    found: list[Any] = []
+    found: list[Order] = []
     waiting = threading.Thread(target=lambda: found.append(one.take("second")))
     waiting.start()
     one.failed(number, "broken")
     waiting.join(timeout=30)
     # Either it waited and was notified, or it came later and found the mini-batch.
-    assert found[0]["batch"]["number"] == number
+    assert found[0].batch is not None and found[0].batch.number == number
 
 
 def test_attempt_continues_from_the_checkpoint(
@@ -191,3 +195,16 @@ def test_the_journal_is_one_object_a_line(tmp_path: Path) -> None:
     one.done(taken(one), ["two\nlines"], 2)
     (line,) = (tmp_path / parallel_ledger.JOURNAL).read_text().splitlines()
     assert json.loads(line) == {"number": 0, "count": 2, "rows": ["two\nlines"]}
+
+
+def test_list_of_mini_batches_has_the_identity_of_version_0_1_0(tmp_path: Path) -> None:
+    listed = [{"input": "data", "files": ["0a", "0b"], "items": 2}]
+    expected = hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
+    assert ledger(tmp_path, count=1).identity == expected
+
+
+def test_given_up_mini_batch_is_a_line_of_the_journal(tmp_path: Path) -> None:
+    one = ledger(tmp_path, count=1, run_max_try=1)
+    one.failed(taken(one), "broken")
+    (line,) = (tmp_path / parallel_ledger.JOURNAL).read_text().splitlines()
+    assert json.loads(line) == {"number": 0, "count": 0, "rows": [], "failed": True}
