@@ -1,1 +1,1 @@
-"""Tests of what runs inside a job."""
+"""Tests of the launch plans of jobs."""

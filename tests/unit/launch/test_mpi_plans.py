@@ -24,7 +24,7 @@ def test_the_backend_chooses_the_launcher(backend: str, kind: type) -> None:
 
 
 def written(plans: list[LaunchPlan]) -> list[dict[str, Any]]:
-    """Return plans as they are written down."""
+    """Return the plans in their JSON form."""
     return [plan.to_json() for plan in plans]
 
 

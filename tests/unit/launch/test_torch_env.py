@@ -108,14 +108,14 @@ def test_memory_is_that_of_all_ranks_of_a_node() -> None:
     assert [plan.memory_bytes for plan in plans] == [3 * 2**30] * 2
 
 
-def test_a_plan_without_a_port_names_none() -> None:
+def test_a_plan_without_a_port_sets_no_master_port() -> None:
     (plan,) = TorchLauncher().plans(context(1, 2, port=None))
     assert "MASTER_PORT" not in plan.env
     assert plan.master_port is None
 
 
 def test_gpus_are_numbered_as_the_driver_numbers_them() -> None:
-    """By CUDA's own order the number that Ray gives may be another GPU than that of nvidia-smi."""
+    """In CUDA's default order, the index that Ray gives may mean another GPU than in nvidia-smi."""
     plain = context(1, 1)
     given = replace(plain, nodes=(replace(plain.nodes[0], gpus=("3",)),))
     env = SingleLauncher().plans(given)[0].env

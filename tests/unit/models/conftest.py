@@ -103,7 +103,7 @@ class Runs:
         assert publisher.finish() == []
 
     def end(self, job: Job, state: S = S.COMPLETED) -> Job:
-        """Publish, and write the end."""
+        """Publish the files and record the end."""
         store = self.workspace.store
         self.publish(job)
         number = store.job(job.id).attempt
@@ -112,7 +112,7 @@ class Runs:
         return store.job(job.id)
 
     def retry(self, job: Job) -> None:
-        """Lose the attempt and start the next."""
+        """Requeue the job after the loss of its attempt, and start the next attempt."""
         store = self.workspace.store
         number = store.job(job.id).attempt
         assert store.requeue(job.id, attempt=number, reason="killed", outcome=Outcome.FAILED)

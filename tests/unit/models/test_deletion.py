@@ -118,7 +118,7 @@ def test_a_datastore_that_an_unfinished_job_uses_stays(
 def test_data_referenced_just_before_the_deletion_stays(
     runs: Runs, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Whatever a deletion has read by then, another process refers to it before it writes."""
+    """Another process refers to the data between the checks of a deletion and its write."""
     store = runs.workspace.opened.store
     assert isinstance(store, SqlStore)
     (tmp_path / "files").mkdir()

@@ -44,7 +44,7 @@ def workspace(own_home: Path) -> Iterator[Workspace]:
     made.close()
 
 
-# The form of most scripts: what trains stands in the file that defines the network.
+# Like most scripts, this one trains in the file that defines the network.
 TRAINS = """
 import argparse
 try:
@@ -82,7 +82,7 @@ def test_weights_are_exported_checked_and_registered(
     facts = json.loads(done.out)
     assert (facts["path"], facts["registered"]) == ("net-1.onnx", "net-onnx:1")
     assert facts["difference"] < 1e-4
-    image = torch.randn(5, 1, 8, 8)  # another batch than the one that was exported
+    image = torch.randn(5, 1, 8, 8)  # not the batch size that was exported
     session = onnxruntime.InferenceSession("net-1.onnx", providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"input": image.numpy()})
     assert numpy.allclose(found, net(image).detach().numpy(), atol=1e-4)

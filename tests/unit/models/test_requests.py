@@ -39,11 +39,11 @@ class Scripts:
         return SubmittedRun(job.id, str(paths.root / "metrics"), rank)
 
     def ready(self, job: Job) -> list[Any]:
-        """Return what the end is to register, with all files stored."""
+        """Return the models that the end is to register, with all files stored."""
         store = self.runs.workspace.store
-        asked = requested.read(self.runs.paths(job).root, 0)
+        requests = requested.read(self.runs.paths(job).root, 0)
         blobs = self.runs.workspace.opened.blobs
-        return requested.prepare(store, blobs, job.id, requested.fold(asked))
+        return requested.prepare(store, blobs, job.id, requested.fold(requests))
 
     def finalize(self, job: Job) -> int:
         """Store the files of the newest attempt; return its number."""
@@ -54,7 +54,7 @@ class Scripts:
         return number
 
     def finish(self, job: Job, ready: list[Any]) -> bool:
-        """Write the end as Completed."""
+        """Record the job's end as Completed."""
         store = self.runs.workspace.store
         number = store.job(job.id).attempt
         return store.finish(job.id, attempt=number, state=JobState.COMPLETED, models=ready)
@@ -66,7 +66,7 @@ class Scripts:
         return self.runs.workspace.store.job(job.id)
 
     def refusals(self, job: Job) -> list[str]:
-        """Return what was refused, as the run's history has it."""
+        """Return the refusals that the run's history contains."""
         events = self.runs.workspace.store.events(job.id)
         return [one.message for one in events if one.kind == "model_refused"]
 
@@ -80,7 +80,7 @@ def test_a_scripts_model_is_there_when_its_run_completes(runs: Runs, scripts: Sc
     job = runs.begin()
     runs.write(job, model__pt=b"weights")
     runs.log(job, "accuracy", (0.5, 0.9))
-    asked = scripts.run(job).register_model(
+    request = scripts.run(job).register_model(
         "mnist",
         "./outputs/model.pt",
         tags={"stage": "dev", "epochs": 3},
@@ -89,12 +89,17 @@ def test_a_scripts_model_is_there_when_its_run_completes(runs: Runs, scripts: Sc
         model_framework_version="2.1",
         description="first",
     )
-    assert isinstance(asked, ModelRequest)
-    assert (asked.name, asked.version, asked.id, asked.run_id) == ("mnist", None, None, job.id)
-    assert (asked.path, asked.tags["epochs"]) == ("outputs/model.pt", "3")
-    assert "registered when the run completes" in repr(asked)
+    assert isinstance(request, ModelRequest)
+    assert (request.name, request.version, request.id, request.run_id) == (
+        "mnist",
+        None,
+        None,
+        job.id,
+    )
+    assert (request.path, request.tags["epochs"]) == ("outputs/model.pt", "3")
+    assert "registered when the run completes" in repr(request)
     with pytest.raises(AttributeError, match="no 'download' yet"):
-        asked.download()
+        request.download()
     scripts.finalize(job)
     ready = scripts.ready(job)
     assert runs.workspace.store.models() == []
@@ -198,7 +203,7 @@ def test_invalid_model_request_is_refused_immediately(
         ({"model_framework": b"x"}, "model_framework is a bytes"),
     ],
 )
-def test_texts_of_a_wrong_kind_are_refused(
+def test_texts_of_a_wrong_type_are_refused(
     runs: Runs, scripts: Scripts, texts: dict[str, Any], message: str
 ) -> None:
     job = runs.begin()
@@ -294,7 +299,7 @@ def test_equal_requests_of_ranks_are_merged_and_the_lowest_rank_counts(
     for rank in (2, 1, 0):
         scripts.run(job, rank).register_model("m", "m.pt", tags={"rank": rank})
     scripts.run(job, 1).register_model("m", "one.pt")
-    scripts.end(job)  # its plan knows of one rank: the script started the others
+    scripts.end(job)  # its plan has one rank: the script started the others
     kept = runs.workspace.store.models(name="m")
     assert [(one.version, one.path) for one in kept] == [(2, "outputs/one.pt"), (1, "outputs/m.pt")]
     assert kept[1].tags == {"rank": "0"}
@@ -313,8 +318,8 @@ def test_a_rank_of_another_node_means_its_own_file(runs: Runs, scripts: Scripts)
     )
     assert publisher.finish() == []
     store.move(job.id, attempt=1, old=JobState.RUNNING, new=JobState.FINALIZING)
-    asked = requested.fold(requested.read(root, 1))
-    ready = requested.prepare(store, runs.workspace.opened.blobs, job.id, asked)
+    requests = requested.fold(requested.read(root, 1))
+    ready = requested.prepare(store, runs.workspace.opened.blobs, job.id, requests)
     assert scripts.finish(job, ready)
     assert Model(runs.workspace, "m").record.path == "node-1/outputs/m.pt"
 

@@ -1,4 +1,4 @@
-"""The end of an attempt only waits while the server of its records or files is unavailable."""
+"""While the server of its records or files is unavailable, the end of an attempt waits."""
 
 from __future__ import annotations
 

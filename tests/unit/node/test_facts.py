@@ -59,7 +59,7 @@ def test_package_list_is_read_once_per_environment_and_after_a_change(
     info = packages / "New_Thing-1.5.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: New_Thing\nVersion: 1.5\n")
-    os.utime(packages, ns=(1, 1))  # whatever the file system's clock: it is another time
+    os.utime(packages, ns=(1, 1))  # a different time, however coarse the file system's clock is
     found = NodeFacts(tmp_path / "facts").of(python, [])
     assert found["packages"] == [["new-thing", "1.5"]]
     assert calls == [python, python]

@@ -81,7 +81,7 @@ def test_agent_stays_while_an_unfollowed_host_lives(time: Time, tmp_path: Path) 
 
 
 def test_leaving_agent_starts_nothing(time: Time) -> None:
-    """Off switch: no look at `has_left` in `Linger.call`."""
+    """Off switch: do not check `has_left` in `Linger.call`."""
     linger, done = Linger(0.0, time), []
     with linger.call():
         done.append(1)
@@ -134,7 +134,7 @@ def refused(exceptions: Any) -> Exception:
 def test_request_to_a_leaving_agent_is_repeated_to_its_successor(
     left: Callable[[Any], Exception],
 ) -> None:
-    """Off switch: `AgentLeavingError` is raised to the caller; or Ray's word is a lost agent."""
+    """Off switch: raise `AgentLeavingError` to the caller, or treat Ray's error as a lost agent."""
     from ray import exceptions
 
     from rayjobs.engine.ray.cluster import RayAgent
@@ -163,7 +163,7 @@ def test_killed_agent_counts_as_lost() -> None:
     from rayjobs.engine.ray.cluster import RayAgent
 
     async def successor(_gone: Any) -> Any:
-        raise AssertionError("nobody may repeat a call that may have been carried out")
+        raise AssertionError("a call that may have been carried out must not be repeated")
 
     agent = RayAgent(Handle(exceptions.ActorDiedError()), successor)
     with pytest.raises(AgentLostError):

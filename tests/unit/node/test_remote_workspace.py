@@ -129,12 +129,12 @@ def test_only_workspace_calls_are_allowed(near: OpenWorkspace) -> None:
 def test_path_alone_does_not_prove_a_shared_disk(
     near: OpenWorkspace, facts: dict[str, str], shares_disk: bool, is_far: bool
 ) -> None:
-    asked: list[str] = []
+    opened: list[str] = []
 
     def open_far(path: str) -> OpenWorkspace:
-        asked.append(path)
+        opened.append(path)
         return near
 
     workspaces = Workspaces(open_far, shares_disk=shares_disk)
     workspaces.of(on_node(**{"workspace": str(near.path), **facts}))
-    assert bool(asked) is is_far
+    assert bool(opened) is is_far

@@ -1,4 +1,4 @@
-"""The calls of a job's script through its node's agent, and the refused ones."""
+"""Calls of a job's script through the agent of its node: which are answered, which refused."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Scene:
         return made
 
     def script(self, text: str, *, bare: bool = False) -> str:
-        """Run a script as a rank would be; `bare` leaves it the standard library alone."""
+        """Run a script as a rank does; with `bare`, only the standard library can be imported."""
         command = [sys.executable, *(["-S", "-E"] if bare else []), "-c"]
         head = f"import sys; sys.path.append({str(self.root / 'injob')!r})\n"
         done = subprocess.run(
@@ -273,7 +273,7 @@ FOUND_IN_A_JOB = """
 def test_a_script_finds_the_workspace_of_its_job(
     scene: Scene, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And makes no other one, in the data folder of the node's user."""
+    """It creates no other workspace in the data folder of the node's user."""
     monkeypatch.delenv("RAYJOBS_WORKSPACE")
     found = json.loads(scene.script(FOUND_IN_A_JOB))
     assert found["files"] == [True] * 5
@@ -332,13 +332,13 @@ def test_a_script_whose_python_has_rayjobs_gets_the_full_workspace(
     assert (child.kind, child.state, child.spec.script) == ("job", S.QUEUED, "train2.py")
 
 
-def call(channel: Channel, asked: Any) -> Any:
-    return channel.call(asked)
+def call(channel: Channel, request: Any) -> Any:
+    return channel.call(request)
 
 
-def refused(channel: Channel, asked: Any) -> str:
+def refused(channel: Channel, request: Any) -> str:
     with pytest.raises(ChannelError) as caught:
-        channel.call(asked)
+        channel.call(request)
     return f"{caught.value.kind}: {caught.value}"
 
 
@@ -395,12 +395,12 @@ def test_a_call_waits_for_the_next_agent(
     scene: Scene, agent: Agent, serve: Callable[[], Agent]
 ) -> None:
     channel = scene.channel(patience_s=60)
-    asked = runcalls.Start("child_1_00000001", scene.job)
-    first = channel.call(asked)
+    request = runcalls.Start("child_1_00000001", scene.job)
+    first = channel.call(request)
     agent.stop()
     later = threading.Timer(0.3, serve)
     later.start()
-    again = channel.call(asked)  # as a call whose answer was lost
+    again = channel.call(request)  # as after a lost answer
     later.join()
     assert again == first
     assert len(scene.opened.store.jobs(JobFilter(parent=scene.job))) == 1
@@ -471,8 +471,8 @@ def test_a_step_reaches_the_run_of_its_pipeline(
     assert store.job(run.steps[1].job_id).state is S.CANCELED
     assert store.job(scene.job).cancel_requested_at is not None
     channel = scene.channel()
-    for asked in (runcalls.Change(other.id, tags={"a": "b"}), runcalls.End(other.id, "canceled")):
-        assert "not a run of this job" in refused(channel, asked)
+    for request in (runcalls.Change(other.id, tags={"a": "b"}), runcalls.End(other.id, "canceled")):
+        assert "not a run of this job" in refused(channel, request)
     for name in ("end_run", "set_run_snapshot"):
         assert f"may not call store.{name}" in refused(channel, method("store", name, run.id))
 
@@ -521,7 +521,7 @@ def test_calls_that_hang_take_no_thread_from_the_node(
 
     monkeypatch.setattr(RunCalls, "answer", answer)
     assert scene.channel().call(runcalls.Details(scene.job)) == 1
-    assert not names[0].startswith("asyncio")  # as the threads of the loop's own pool are called
+    assert not names[0].startswith("asyncio")  # the threads of the loop's own pool have such names
 
 
 @pytest.mark.long

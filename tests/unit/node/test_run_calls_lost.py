@@ -25,7 +25,7 @@ __all__ = ["scene"]
 
 
 class LosingAgent:
-    """Carries out every call; the answer to each first call after `lose` is lost."""
+    """Carries out every call; loses the answer to the first call after `lose` was set."""
 
     def __init__(self, scene: Scene) -> None:
         token_of(scene.root)

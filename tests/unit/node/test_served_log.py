@@ -39,7 +39,7 @@ class Node:
         return (self.session / f"job-driver-{job}.log").read_text(encoding="utf-8")
 
     async def serve(self, attempt: int, job: str = JOB) -> None:
-        """Serve a log until what is there was copied, as at an attempt's end."""
+        """Serve a log until its present content has been copied, as at an attempt's end."""
         serving = asyncio.ensure_future(self.logs.serve(job, attempt, self.root(attempt)))
         await asyncio.sleep(0)
         serving.cancel()
@@ -88,7 +88,7 @@ def test_new_attempt_is_appended_and_new_agent_starts_over(node: Node) -> None:
 
 
 def test_binary_or_unfinished_log_is_served(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Off switch: no limit in `go_on`. Ray's agent reads a log as a whole, and as text."""
+    """Off switch: no limit in `copy_new`. Ray's agent reads a log as a whole, and as text."""
     monkeypatch.setattr(served_log, "MOST_BYTES", 1000)
 
     async def scene() -> None:

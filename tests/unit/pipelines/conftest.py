@@ -1,4 +1,4 @@
-"""A workspace whose pipelines are played."""
+"""A workspace whose pipelines are simulated."""
 
 from __future__ import annotations
 

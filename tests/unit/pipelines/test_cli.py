@@ -1,4 +1,4 @@
-"""`rayjobs pipeline` as a user types it, on pipelines that are played in the store."""
+"""`rayjobs pipeline` as a user types it, on pipelines that are simulated in the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.pipelines.played import Played, steps
 
 
 class Typed:
-    """Types commands in the workspace of a played pipeline."""
+    """Types commands in the workspace of a simulated pipeline."""
 
     def __init__(self, played: Played, capsys: pytest.CaptureFixture[str]) -> None:
         self.played = played
@@ -111,8 +111,8 @@ def test_columns_of_a_graph_follow_dependencies() -> None:
     before: dict[str, list[str]] = {"a": [], "b": [], "c": ["a"], "d": ["a", "c"], "e": ["b"]}
     assert levels_of(before) == {"a": 0, "b": 0, "c": 1, "d": 2, "e": 1}
     places = places_of(before)
-    assert len(set(places.values())) == len(places), "no two steps at one place"
-    assert places["c"][1] < places["e"][1], "near what they read"
+    assert len(set(places.values())) == len(places), "two steps have the same place"
+    assert places["c"][1] < places["e"][1], "a step is far from the steps that it reads"
 
 
 def test_pictures_of_large_graphs_fit_a_screen() -> None:
@@ -123,7 +123,7 @@ def test_pictures_of_large_graphs_fit_a_screen() -> None:
         layout = layout_of(before)
         assert 0.3 < layout.width / layout.height < 3.5
         assert layout.width < 30
-        assert len(set(layout.centres.values())) == len(before), "no two steps at one place"
+        assert len(set(layout.centres.values())) == len(before), "two steps have the same place"
         for name, needed in before.items():
             for one in needed:
                 is_lower = layout.bands[one] < layout.bands[name]

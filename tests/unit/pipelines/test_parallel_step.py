@@ -111,8 +111,8 @@ def test_values_of_parameters_are_numbers_in_the_job(ws: Workspace) -> None:
         values={"size": 7},
         packer=Packer(ws.opened, stores=False),
     )
-    asked = run.steps[0].spec.parallel_run
-    assert asked is not None and asked.mini_batch_size == 7
+    parallel_run = run.steps[0].spec.parallel_run
+    assert parallel_run is not None and parallel_run.mini_batch_size == 7
     assert run.steps[0].parts["parallel_run"]["mini_batch_size"] == 7
 
 
@@ -170,8 +170,8 @@ def test_job_file_may_use_a_parallel_run_and_is_checked(ws: Workspace) -> None:
     from rayjobs.spec.file import build_spec
     from rayjobs.submit import checks
 
-    asked = {"inputs": ["images"], "output": "rows", "mini_batch_size": "10MB"}
-    spec = build_spec({"script": "score.py", "parallel_run": asked})
+    parallel_run = {"inputs": ["images"], "output": "rows", "mini_batch_size": "10MB"}
+    spec = build_spec({"script": "score.py", "parallel_run": parallel_run})
     found = [str(one) for one in checks.check(spec)]
     assert any("the job has no input 'images'" in one for one in found)
     assert any("the job has no output 'rows'" in one for one in found)
@@ -180,7 +180,7 @@ def test_job_file_may_use_a_parallel_run_and_is_checked(ws: Workspace) -> None:
     whole = build_spec(
         {
             "script": "score.py",
-            "parallel_run": asked,
+            "parallel_run": parallel_run,
             "inputs": {"images": "workspaceblobstore/in"},
             "outputs": {"rows": "workspaceblobstore/out"},
         }

@@ -48,8 +48,8 @@ def utc(text: str) -> datetime:
 MADE = utc("2026-03-11T10:20:30")  # a Wednesday
 
 
-def times(count: int, after: str = "2026-03-11T10:20:30", **asked: Any) -> list[str]:
-    one, at, found = recurrence_of(asked), utc(after), []
+def times(count: int, after: str = "2026-03-11T10:20:30", **fields: Any) -> list[str]:
+    one, at, found = recurrence_of(fields), utc(after), []
     for _ in range(count):
         at = one.next_after(at, made_at=MADE)
         found.append(f"{at:%m-%d %H:%M:%S}")
@@ -57,7 +57,7 @@ def times(count: int, after: str = "2026-03-11T10:20:30", **asked: Any) -> list[
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("fields", "expected"),
     [
         (
             {"frequency": "Minute", "interval": 15},
@@ -92,8 +92,8 @@ def times(count: int, after: str = "2026-03-11T10:20:30", **asked: Any) -> list[
         ),
     ],
 )
-def test_recurring_times(asked: dict[str, Any], expected: list[str]) -> None:
-    assert times(len(expected), **asked) == expected
+def test_recurring_times(fields: dict[str, Any], expected: list[str]) -> None:
+    assert times(len(expected), **fields) == expected
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_a_start_with_an_offset_is_that_moment(zone: str, start: Any, expected: 
 
 
 def test_local_times_follow_summer_time() -> None:
-    asked = {"frequency": "Day", "time_of_day": "09:00", "time_zone": "W. Europe Standard Time"}
-    assert times(2, "2026-03-28T00:00:00", **asked) == ["03-28 08:00:00", "03-29 07:00:00"]
+    fields = {"frequency": "Day", "time_of_day": "09:00", "time_zone": "W. Europe Standard Time"}
+    assert times(2, "2026-03-28T00:00:00", **fields) == ["03-28 08:00:00", "03-29 07:00:00"]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_azure_time_zone_names() -> None:
 
 
 class Clock:
-    """A clock that is set."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.at = datetime.now(UTC)
@@ -165,7 +165,7 @@ class Clock:
 
 
 class World:
-    """A workspace with a published pipeline of one step, and a clock that is set."""
+    """A workspace with a published pipeline of one step, and a clock that the test sets."""
 
     def __init__(self, ws: Workspace, source: Path) -> None:
         self.ws = ws
@@ -424,7 +424,7 @@ def test_a_change_of_data_starts_a_run(world: World) -> None:
     assert (one.datastore_name, one.path_on_datastore) == ("workspaceblobstore", "in")
     assert world.later(minutes=5) == [], "nothing has changed"
     upload(world, "b.txt", "2")
-    assert world.later(minutes=3) == [], "nobody looks before the interval is over"
+    assert world.later(minutes=3) == [], "the files are not checked before the interval is over"
     assert len(world.later(minutes=2)) == 1
     assert world.later(minutes=5) == []
     upload(world, "b.txt", "33")

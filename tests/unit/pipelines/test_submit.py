@@ -177,12 +177,12 @@ def test_each_mistake_in_a_file_is_named_with_its_path(
 
 
 def test_values_set_by_a_run_are_not_mistakes_of_the_file(played: Played) -> None:
-    asked = {
+    prep = {
         "distribution": {"backend": "gloo", "nodes": "${{parameters.nodes}}"},
         "inputs": {"data": "${{parameters.source}}"},
     }
     parameters = {"epochs": 3, "nodes": None, "source": {"type": "data"}}
-    spec = played.spec(parameters=parameters, steps=steps(prep=asked))
+    spec = played.spec(parameters=parameters, steps=steps(prep=prep))
     with pytest.raises(PipelineError) as caught:
         played.submit(spec)
     assert [one.path for one in caught.value.problems] == ["parameters.nodes", "parameters.source"]
@@ -356,8 +356,8 @@ def test_local_checkpoint_is_packed_and_affects_reuse(played: Played) -> None:
 
 def test_folder_that_is_not_a_package_is_refused_with_its_step(played: Played) -> None:
     (played.folder / "folder").mkdir()
-    asked = {"environment": {"pip": [str(played.folder / "folder")]}}
-    (text,) = problems(played, steps=steps(prep=asked))
+    prep = {"environment": {"pip": [str(played.folder / "folder")]}}
+    (text,) = problems(played, steps=steps(prep=prep))
     assert "steps.prep.environment.pip" in text and "a folder without pyproject" in text
 
 

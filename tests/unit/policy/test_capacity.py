@@ -36,7 +36,7 @@ def test_job_that_fits_a_cluster_is_accepted(fitting: JobSpec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "path", "numbers"),
+    ("requested", "path", "numbers"),
     [
         (spec(6), "distribution.nodes", ("6 nodes", "5 at most")),
         (spec(gpus=1000), "resources.gpus", ("1000", "largest node has 4")),
@@ -47,9 +47,9 @@ def test_job_that_fits_a_cluster_is_accepted(fitting: JobSpec) -> None:
     ],
 )
 def test_job_that_never_fits_a_cluster_is_refused_with_numbers(
-    asked: JobSpec, path: str, numbers: tuple[str, ...]
+    requested: JobSpec, path: str, numbers: tuple[str, ...]
 ) -> None:
-    (problem,) = fits_ever(asked, CLUSTER)
+    (problem,) = fits_ever(requested, CLUSTER)
     assert problem.path == path
     assert problem.remedy
     for number in numbers:
@@ -63,9 +63,9 @@ def test_no_node_may_fit_all_needs_together() -> None:
 
 
 def test_single_machine_may_lack_cpus_with_a_notice() -> None:
-    asked = spec(2, 4)
-    assert fits_ever(asked, LOCAL) == []
-    placed = plan_shape(asked, LOCAL)
+    requested = spec(2, 4)
+    assert fits_ever(requested, LOCAL) == []
+    placed = plan_shape(requested, LOCAL)
     assert placed.shape == {"nodes": 2, "cpus": 1.0, "gpus": 0, "memory": 0, "spread": 0.0}
     assert placed.strategy == "PACK"
     assert "8 processes share" in " ".join(placed.notes)
@@ -105,8 +105,8 @@ def test_a_shape_on_one_machine_always_fits_its_cpus(
     nodes: int, processes: int, cpus: float, machine: int
 ) -> None:
     capacity = Capacity((NodeShape(machine, 0, GIB),), max_nodes=1, shares_machine=True)
-    asked = spec(nodes, processes, cpus=cpus)
-    assert fits_ever(asked, capacity) == []
-    placed = plan_shape(asked, capacity)
+    requested = spec(nodes, processes, cpus=cpus)
+    assert fits_ever(requested, capacity) == []
+    placed = plan_shape(requested, capacity)
     assert placed.shape["cpus"] * nodes <= machine + 1e-6
     assert placed.shape["cpus"] > 0

@@ -258,7 +258,7 @@ def test_reservation_is_kept_while_the_head_waits() -> None:
     )
     assert plan.promise is not None
     assert plan.promise.nodes == ("n0",)
-    # The other one is about to end now, but what was promised stays.
+    # The other job is about to end now, but the reservation does not move.
     soon = runs("second", "n1", cpus=4, max_duration_s=20.0)
     again = decide(
         Situation(
@@ -340,7 +340,7 @@ def test_the_heads_share_of_its_users_gpus_is_kept_for_it() -> None:
 
 
 def test_the_heads_slot_is_kept_for_it() -> None:
-    """A job without an end leaves the head a slot; one that ends in time need not."""
+    """A job without a time limit leaves a slot for the head; one that ends in time need not."""
     busy = runs("busy", "n0", cpus=2, max_duration_s=3600.0, expected_s=3000.0)
     head, loose = job("head", at=1, cpus=4), job("loose", at=2)
     short = job("short", at=3, max_duration_s=600.0)
@@ -367,7 +367,7 @@ def test_a_head_that_waits_for_a_slot_is_promised_the_first_end() -> None:
     assert explain(plan, "head").latest_s == plan.promise.at_s == 1060
 
 
-# -- making way ----------------------------------------------------------------------------------
+# -- preemption ----------------------------------------------------------------------------------
 
 
 def test_job_losing_least_is_preempted_and_its_capacity_reserved() -> None:
@@ -394,7 +394,7 @@ def test_job_losing_least_is_preempted_and_its_capacity_reserved() -> None:
             promise=plan.promise,
         )
     )
-    assert not again.preempts  # it is told once
+    assert not again.preempts  # a job is preempted only once
     assert not again.starts
     # Its capacity was freed, and a job of higher priority arrived: the claim stays valid.
     higher = job("higher", priority=9, at=102, cpus=2)
@@ -412,7 +412,7 @@ def test_job_losing_least_is_preempted_and_its_capacity_reserved() -> None:
 
 
 def test_work_that_a_checkpoint_holds_is_not_lost() -> None:
-    """The longest at work makes way: all but its last minute is stored."""
+    """The job that has run longest is preempted: all but its last minute is stored."""
     saved = runs("saved", "n0", cpus=4, preemptible=True, started=0, saved_s=940.0)
     young = runs("young", "n1", cpus=4, preemptible=True, started=800, at=1)
     resumed = runs("resumed", "n2", cpus=4, preemptible=True, started=700, saved_s=100.0, at=2)
@@ -438,7 +438,7 @@ def test_only_lower_priority_preemptible_jobs_are_preempted() -> None:
         (runs("r", "n0", cpus=4, preemptible=True, at=1500), True),
         (runs("r", "n0", cpus=4, preemptible=False, at=1500), False),
         (runs("r", "n0", cpus=4, preemptible=True, priority=1, at=1500), False),
-        # It would stand before the head again, having waited for more than a level's worth.
+        # It would return to a position before the head: its wait is worth more than one level.
         (runs("r", "n0", cpus=4, preemptible=True, at=900), False),
     ):
         situation = Situation(
@@ -655,7 +655,7 @@ def test_jobs_that_depend_on_others_start_after_their_ends() -> None:
 
 
 @pytest.mark.long
-def test_an_estimate_reaches_any_depth_when_it_is_asked_for() -> None:
+def test_why_estimates_a_job_at_any_depth_of_the_queue() -> None:
     waiting = [job(f"j{n}", at=n, cpus=4, expected_s=10) for n in range(DEPTH + 50)]
     plan = decide(Situation(waiting=waiting, capacities=[capacity()]))
     assert len(estimates(plan)) == DEPTH
@@ -663,7 +663,7 @@ def test_an_estimate_reaches_any_depth_when_it_is_asked_for() -> None:
 
 
 def test_the_guides_example() -> None:
-    """docs/guides/queue.md, "A worked example"."""
+    """The example is in docs/guides/queue.md, "A worked example"."""
     hour = 3600.0
     now = 9000.0
     a = runs("a", "n0", gpus=6, cpus=6, max_duration_s=4 * hour, grace_s=10.0, started=now - 1800)

@@ -1,4 +1,4 @@
-"""Node types of a cluster's file, and jobs that ask for them."""
+"""Node types in a cluster's file, and jobs that request them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def spec(nodes: int = 1, **resources: Any) -> JobSpec:
 
 
 @pytest.mark.parametrize(
-    ("asked", "names"),
+    ("resources", "names"),
     [
         ({"node_types": ("gpu",)}, ["gpu"]),
         ({"node_types": ("standard_nc24",)}, ["gpu", "gpu-spot"]),
@@ -50,8 +50,8 @@ def spec(nodes: int = 1, **resources: Any) -> JobSpec:
         ({"spot": False}, ["cpu", "gpu"]),
     ],
 )
-def test_names_sizes_and_spot_become_names(asked: dict[str, Any], names: list[str]) -> None:
-    wanted = spec(**asked)
+def test_names_sizes_and_spot_become_names(resources: dict[str, Any], names: list[str]) -> None:
+    wanted = spec(**resources)
     assert fits_ever(wanted, CAPACITY) == []
     assert plan_shape(pin_types(wanted, CAPACITY), CAPACITY).shape["node_types"] == names
 
@@ -61,7 +61,7 @@ def test_any_node_is_used_without_a_node_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "path", "words"),
+    ("resources", "path", "words"),
     [
         ({"node_types": ("Standard_NC6",)}, "resources.node_types", "'Standard_NC6'"),
         ({"node_types": ("cpu",), "spot": True}, "resources.spot", "no spot nodes of cpu"),
@@ -70,9 +70,9 @@ def test_any_node_is_used_without_a_node_type() -> None:
     ],
 )
 def test_resources_of_no_node_type_are_refused(
-    asked: dict[str, Any], path: str, words: str
+    resources: dict[str, Any], path: str, words: str
 ) -> None:
-    problems = fits_ever(spec(**asked), CAPACITY)
+    problems = fits_ever(spec(**resources), CAPACITY)
     assert [problem.path for problem in problems] == [path]
     assert words in problems[0].message
 

@@ -1,4 +1,4 @@
-"""What holds of every decision and of every play of a trace, whatever the jobs."""
+"""What holds for every decision and every simulation of a trace, whatever the jobs."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_reason_and_numbers_are_true_after_the_plan(
                 emptied = [capacity.emptied() for capacity in now.capacities]
                 assert take_first(emptied, one.shape) is None
     # Jobs reported as waiting do wait, as long as nothing else happens. (A member that has started
-    # moves the others of its group back in the line, and a claim that is void ends then.)
+    # moves the others of its group back in the queue, and a void claim ends then.)
     if situation.promise is None and all(one.group is None for one in situation.waiting):
         assert not decide(now).starts
 
@@ -279,7 +279,7 @@ def test_the_order_of_the_rows_does_not_matter(situation: Situation) -> None:
 @settings(max_examples=100, deadline=None)
 @given(situations(), st.integers(1, 10**6))
 def test_waiting_keeps_the_order(situation: Situation, later_s: int) -> None:
-    """Of two that stand in the line on their own, the first stays first however long both wait."""
+    """Of two waiting jobs without a group, the first stays first however long both wait."""
     alone = [replace(one, group=None) for one in situation.waiting]
     now = replace(situation, waiting=alone, promise=None, running=())
     then = replace(now, now_s=now.now_s + later_s)
@@ -326,7 +326,7 @@ def check_turn(plan: Decisions, waiting: dict[str, Waiting]) -> None:
         assert not (passed and plan.head_rule is Rule.TARGET_JOBS)
 
 
-# -- plays -----------------------------------------------------------------------------------------
+# -- simulations -----------------------------------------------------------------------------------
 
 trace_jobs = st.builds(
     TraceJob,
@@ -360,7 +360,7 @@ def test_every_job_ends_within_capacity(trace: list[TraceJob], limits: Limits) -
         ran_s = sum(until - since for since, until, _ in one.spells)
         assert abs(ran_s - one.lost_s - one.job.work_s) < 1e-6
         higher = sum(1 for other in trace if other.priority > one.job.priority)
-        assert one.preempted <= higher  # each makes it go away once at most: no ping-pong
+        assert one.preempted <= higher  # each preempts it once at most: no ping-pong
         if not one.job.preemptible:
             assert one.preempted == 0
     check_never_too_many(outcomes)
@@ -447,7 +447,7 @@ def test_the_head_starts_by_its_promise_within_limits(
     outcomes = play(trace, GPU_POOL, limits, watch=plans.append)
     starts = {one.job.job: one.started_s for one in outcomes}
     promised: dict[str, float] = {}
-    passed: set[str] = set()  # those before whom another comes back into the line later
+    passed: set[str] = set()  # those before which another job returns to the queue later
     for plan in plans:
         assert not (promised.keys() - passed) & plan.refused.keys()
         if plan.head is None:
@@ -466,14 +466,14 @@ def test_the_head_starts_by_its_promise_within_limits(
 @settings(max_examples=100, deadline=None)
 @given(traces)
 def test_preempting_job_starts_in_the_freed_capacity(trace: list[TraceJob]) -> None:
-    asked: dict[str, float] = {}
+    preempted_at_s: dict[str, float] = {}
 
     def look(plan: Decisions) -> None:
         for one in plan.preempts:
-            asked.setdefault(one.by, plan.situation.now_s)
+            preempted_at_s.setdefault(one.by, plan.situation.now_s)
 
     outcomes = {one.job.job: one for one in play(trace, POOL, Limits(), watch=look)}
-    for key, at_s in asked.items():
+    for key, at_s in preempted_at_s.items():
         since = [since for since, _, _ in outcomes[key].spells]
         assert any(at_s <= one <= at_s + GRACE_S for one in since), (key, at_s, since)
 
@@ -506,7 +506,7 @@ def test_sweep_and_single_jobs_cannot_starve_each_other() -> None:
     ]
     outcomes = play([*sweep, *singles], POOL, Limits())
     waits = [one.waited_s for one in outcomes if one.job.group is None]
-    assert max(waits) <= 600.0  # the next place that becomes free
+    assert max(waits) <= 600.0  # until the next node becomes free
     # Two nodes: while singles come, the sweep has the other one all the time.
     meanwhile = [
         one for one in outcomes if one.job.group and 700 <= (one.started_s or 0) <= 700 + 600 * 50

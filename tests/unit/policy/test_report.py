@@ -1,4 +1,4 @@
-"""The figures of the queue's report, by hand."""
+"""The figures of the queue's report, compared with figures computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rayjobs simulate`: traces are read or refused, the play is exact, the figures add up."""
+"""`rayjobs simulate`: traces are read or refused, the simulation is exact, the figures add up."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def test_the_command_prints_the_policies_side_by_side() -> None:
     assert done.exit_code == 0
     assert all(name in done.stdout for name in NAMES)
     assert "utilisation" in done.stdout
-    asked = run("mixed", "--json", "--policy", "backfill", "--nodes", "8")
-    result = json.loads(asked.stdout)
+    printed = run("mixed", "--json", "--policy", "backfill", "--nodes", "8")
+    result = json.loads(printed.stdout)
     assert result["pool"] == {"nodes": 8, "gpus": 8.0, "cpus": 64.0}
     assert [one["policy"] for one in result["policies"]] == ["backfill"]
     assert result["policies"][0]["jobs"] == 300

@@ -30,7 +30,7 @@ S = JobState
 
 @dataclass
 class Trainer:
-    """Plays attempts of jobs: saves checkpoints and publishes them, as the node would."""
+    """Simulates attempts of jobs: saves checkpoints and publishes them, as the node would."""
 
     workspace: OpenWorkspace
     folder: Path
@@ -60,7 +60,7 @@ class Trainer:
         return Path(checkpoint.save(step, given, directory=directory).path)
 
     def publish(self, job: Job, paths: AttemptPaths, *, only: int | None = None) -> int:
-        """Publish what the attempt has; with `only`, no more than so many files."""
+        """Publish the attempt's files, at most `only` of them; return their number."""
         store = self.workspace.store
         number = int(paths.root.name[1:])
         count = 0
@@ -101,7 +101,7 @@ class Trainer:
         return self.workspace.store.job(job.id)
 
     def prepared(self, job: Job, *, attempt: int) -> tuple[AttemptPaths, Mapping[str, str]]:
-        """Let a node prepare an attempt; return its folder and what a rank's variables are."""
+        """Let a node prepare an attempt; return its folder and the variables of a rank."""
         node = Node("local", self.folder / "home")
         planned = PlannedNode(0, "n0", "127.0.0.1", node.paths.root)
         context = AttemptContext(

@@ -1,4 +1,4 @@
-"""Plays the target's part for one job: brings it to Running, and to its end with its files."""
+"""Stands in for the target of one job: brings it to Running, and to its end with its files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def end(
     state: S = S.COMPLETED,
     failure: Failure | None = None,
 ) -> None:
-    """Store the files of the job's attempt and write its end."""
+    """Store the files of the job's attempt and record its end."""
     store = workspace.store
     number = store.job(job.id).attempt
     store.move(job.id, attempt=number, old=S.RUNNING, new=S.FINALIZING)

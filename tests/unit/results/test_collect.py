@@ -1,4 +1,4 @@
-"""What an attempt leaves behind is stored: whole, once, and with what is missing named."""
+"""The files of an attempt are stored completely and once, and missing ones are named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.attempts import on_node
 
 
 class FakeClock:
-    """Wall and monotonic time that go where the test puts them."""
+    """Wall and monotonic time that the test sets."""
 
     def __init__(self) -> None:
         self.passed = timedelta()
@@ -41,7 +41,7 @@ class FakeClock:
 
 
 class Shelf:
-    """Accepts published rows, unless it is set to refuse or to fail."""
+    """Stands in for the store: accepts published rows, unless it is set to refuse or to fail."""
 
     def __init__(self) -> None:
         self.rows: dict[str, StoredFile] = {}
@@ -156,7 +156,7 @@ def test_names_that_are_not_text_are_stored_readably(root: Path, blobs: FolderBl
     try:
         (root / "work" / "outputs" / os.fsdecode(b"caf\xe9")).write_bytes(b"x")
     except OSError:
-        pytest.skip("this file system takes UTF-8 names alone")
+        pytest.skip("this file system accepts only names in UTF-8")
     shelf = Shelf()
     assert publisher(root, blobs, shelf, FakeClock()).finish() == []
     assert list(shelf.rows) == ["outputs/caf\\xe9"]
@@ -169,7 +169,7 @@ def test_a_name_that_looks_like_an_escaped_one_is_another(root: Path, blobs: Fol
         for name in names:
             (outputs / os.fsdecode(name)).write_bytes(name)
     except OSError:
-        pytest.skip("this file system takes UTF-8 names alone")
+        pytest.skip("this file system accepts only names in UTF-8")
     shelf = Shelf()
     assert publisher(root, blobs, shelf, FakeClock()).finish() == []
     kept = {name.removeprefix("outputs/"): row for name, row in shelf.rows.items()}
@@ -252,7 +252,7 @@ def test_a_full_disk_is_reported_and_a_second_try_stores_the_rest(
     assert len(shelf.rows) == 9
 
 
-def test_a_busy_store_is_asked_again(root: Path, blobs: FolderBlobs) -> None:
+def test_storing_is_repeated_if_the_store_is_busy(root: Path, blobs: FolderBlobs) -> None:
     (root / "work" / "outputs" / "a").write_bytes(b"a")
     shelf = Shelf()
     storing = publisher(root, blobs, shelf, FakeClock())

@@ -1,4 +1,4 @@
-"""A rank's output is read byte for byte, live, in parts, and around its hole."""
+"""A rank's output is read byte for byte: live, in parts, and without its omitted middle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `keep` drops in the job's folder leaves its stored files, but never the last whole one."""
+"""Checkpoints that `keep` drops are also removed from storage, but never the last whole one."""
 
 from __future__ import annotations
 

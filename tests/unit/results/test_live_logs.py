@@ -25,7 +25,7 @@ from tests.unit.results.played import begin, end
 
 
 class SharedBlobs(FolderBlobs):
-    """A folder that stands for a bucket; away while `is_away`."""
+    """A folder in place of a bucket; unavailable while `is_away`."""
 
     address = S3Address("bucket")
     is_away = False
@@ -37,7 +37,7 @@ class SharedBlobs(FolderBlobs):
 
 
 class Clock:
-    """Seconds that go where the test puts them."""
+    """A clock that the test sets."""
 
     now_s = 0.0
 
@@ -202,7 +202,7 @@ class Following:
 
 
 def elsewhere(workspace: OpenWorkspace, job: Job, root: Path, number: int = 1) -> None:
-    """Let the attempt's folder be of another machine, at a path that exists here as well."""
+    """Record the attempt's folder as one of another machine, at a path that exists here as well."""
     host = HostRecord(root=str(root), pid=1, start_time=1, boot_id="of another machine")
     workspace.store.set_hosts(job.id, attempt=number, hosts=[host])
 

@@ -154,17 +154,17 @@ def test_the_times_of_a_rank_are_read_once(
         paths.driver_log(rank).write_bytes(b"line\n")
     paths.log_times.write_bytes(b"100.00 0 5\n100.00 1 5\n")
     found = source(workspace, job)
-    asked: list[int] = []
+    ranks_read: list[int] = []
     times = found.logs.times
 
     def noted(rank: int) -> Any:
-        asked.append(rank)
+        ranks_read.append(rank)
         return times(rank)
 
     monkeypatch.setattr(found.logs, "times", noted)
     assert not has_unknown_times(found)
     assert [line.at for line in read_lines(found, Wanted())] == [100.0]
-    assert asked == [0, 1]
+    assert ranks_read == [0, 1]
 
 
 class Steady:
@@ -198,7 +198,7 @@ def test_lines_are_shown_during_continuous_output(ranks: int) -> None:
     seen: list[bool] = []
     for lines in follow_lines(sources, Wanted()):
         seen.append(bool(lines))
-        # Lines, then the mark that what was printed before is over, then more lines.
+        # Lines, then the mark that the earlier output is complete, then more lines.
         logs.is_enough = logs.is_enough or (seen[0] and False in seen and seen[-1])
     assert logs.is_enough and not logs.is_late
 
@@ -241,7 +241,7 @@ def test_a_host_notes_when_logs_grow(tmp_path: Path) -> None:
     }
     long_ago = LogTimes(str(tmp_path / "log" / "other"), 0.0)
     long_ago.look({0: 1}, 100_000.0)
-    long_ago.look({0: 2}, 100_001.0)  # an attempt of a day has a note each two seconds
+    long_ago.look({0: 2}, 100_001.0)  # a day-old attempt gets a note every two seconds
     long_ago.look({0: 3}, 100_003.0)
     assert (tmp_path / "log" / "other").read_text() == "100000.00 0 1\n100003.00 0 3\n"
 

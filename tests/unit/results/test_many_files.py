@@ -1,4 +1,4 @@
-"""Many small files are stored together: what each of them becomes, and with how few calls."""
+"""Many small files are stored together: each has its own result, and few calls are needed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_small_files_are_stored_together_and_large_ones_alone(
 
 
 def made(folder: Path) -> list[Path]:
-    """Files of which one is a FIFO, one is missing, and two are the same."""
+    """Return the paths of files: one is a FIFO, one is missing, and two have the same content."""
     folder.mkdir()
     for name, data in (("a", b"same"), ("b", b"same"), ("c", b""), ("d", b"other")):
         (folder / name).write_bytes(data)
@@ -63,7 +63,7 @@ def made(folder: Path) -> list[Path]:
 
 
 def check(found: Sequence[Any], blobs: Any) -> None:
-    """Each has its own answer, in order."""
+    """Check that each file has its own result, in order."""
     assert [isinstance(one, RayjobsError) for one in found] == [0, 1, 0, 1, 0, 0]
     texts = []
     for one in found:

@@ -49,7 +49,7 @@ def test_a_run_gives_its_newest_checkpoint_when_the_job_starts(trainer: Trainer)
 @pytest.mark.long
 def test_first_attempt_without_resume_has_no_checkpoint(trainer: Trainer) -> None:
     job = trainer.submit()
-    for attempt in (1, 2):  # nor a second one, while no checkpoint was saved
+    for attempt in (1, 2):  # nor has the second, as long as no checkpoint was saved
         paths, environment = trainer.prepared(job, attempt=attempt)
         assert not paths.resume.exists()
         assert "RAYJOBS_RESUME_FROM" not in environment

@@ -17,7 +17,7 @@ CLIENT = "rayjobs"
 
 
 class Provider:
-    """Logs in every client that waits for two polls."""
+    """Logs in every client at its second poll."""
 
     def __init__(self) -> None:
         self.keys: dict[str, rsa.RSAPrivateKey] = {}

@@ -19,7 +19,7 @@ from rayjobs.workspace.users import Role
 from tests.unit.server.conftest import Served
 
 EXAMPLES = 4
-# A followed log of a job that waits has no end; a target is not to be started.
+# The followed log of a waiting job has no end; the test must not start a target.
 ENDLESS = {
     "/v1/jobs/{job_id}/log-stream",
     "/v1/jobs/{job_id}/event-stream",
@@ -78,7 +78,7 @@ def operations_of(document: dict[str, Any]) -> Iterator[Any]:
 
 
 def strategy_of(operation: Any) -> st.SearchStrategy[Any]:
-    """Return requests that keep to the document, and such that do not."""
+    """Return requests that match the document, and requests that do not."""
     return st.one_of(
         operation.as_strategy(generation_mode=GenerationMode.POSITIVE),
         operation.as_strategy(generation_mode=GenerationMode.NEGATIVE),

@@ -100,7 +100,7 @@ def lake(served: Served, tmp_path: Path, content: bytes) -> tuple[ServedBackend,
 def test_piece_of_a_large_file_needs_no_other_piece(
     served: Served, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A whole large file takes longer than a client waits, and each repeat would begin again."""
+    """A whole large file takes longer than a client waits, and each repeat would start over."""
     content = os.urandom(95)
     first, found = lake(served, tmp_path, content)
     second, read = backend_of(served, store="lake"), []
@@ -116,7 +116,7 @@ def test_piece_of_a_large_file_needs_no_other_piece(
     monkeypatch.setattr(FsspecBackend, "read", noted)
     monkeypatch.setattr(FsspecBackend, "fetch", never)
 
-    def other(_count: int) -> None:  # one piece behind the first, to the end
+    def other(_count: int) -> None:  # one piece behind the first client, to the end
         start = len(read) // 2 * 10 - 10
         if start >= 0:
             assert second.read(found, start, 10) == content[start : start + 10]

@@ -1,4 +1,4 @@
-"""The OpenAPI document: each argument and each answer has a schema, and values keep to it."""
+"""The OpenAPI document: each argument and each answer has a schema, and values match it."""
 
 from __future__ import annotations
 

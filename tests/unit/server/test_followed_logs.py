@@ -39,7 +39,7 @@ def job(workspace: OpenWorkspace) -> Job:
 
 @pytest.fixture
 def polls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The parts that all readers of logs have read: a name for each."""
+    """The names of the parts that all readers together have read."""
     seen: list[str] = []
     follow = Logs.follow
 
@@ -57,7 +57,7 @@ class Following:
 
     Attributes:
         text: The text that it received.
-        parts: How many parts, those without data included.
+        parts: The number of parts, including those without data.
     """
 
     def __init__(self, parts: AsyncIterator[Part]) -> None:
@@ -278,7 +278,7 @@ def test_many_logs_are_each_polled_less_often(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The polls of all logs together are limited, so that followers leave time for the others."""
+    """The polls of all logs together are limited, so that other requests get their time."""
     monkeypatch.setattr(followed_logs, "MOST_POLLS", 20)
     new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="ada")
 

@@ -193,7 +193,7 @@ def test_no_number_of_a_valid_request_ends_in_an_internal_error(
     schema = JobSpec.model_json_schema()
     specs = [{"command": "true", **one} for one in places_of(schema, schema["$defs"])]
     new = {"experiment": "e", "snapshot": None}
-    asked: list[tuple[str, str, Any]] = [
+    cases: list[tuple[str, str, Any]] = [
         *(("POST", "/v1/jobs", {"new": {**new, "spec": one}}) for one in specs),
         *(
             ("POST", "/v1/runs", {"new": {"experiment": "e", "name": "", "writer": changed}})
@@ -235,7 +235,7 @@ def test_no_number_of_a_valid_request_ends_in_an_internal_error(
     ]
     failures, statuses = [], set()
     http_client = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-    for verb, path, value in asked:
+    for verb, path, value in cases:
         for number in NUMBERS:
             for body in with_one_number(value, number):
                 http_client.request(verb, path, body=body, headers=headers)

@@ -16,12 +16,12 @@ from rayjobs.submit.submitting import TargetFacts
 def test_facts_are_kept_for_a_second_and_problems_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[str] = []
+    looked_up: list[str] = []
     now_s = 100.0
     problems = {"gone": (Problem("target", "there is no target 'gone'"),)}
 
     def facts(_workspace: object, target: str) -> TargetFacts:
-        asked.append(target)
+        looked_up.append(target)
         return TargetFacts(None, None, problems.get(target, ()))
 
     monkeypatch.setattr(known_targets, "facts_of", facts)
@@ -29,9 +29,9 @@ def test_facts_are_kept_for_a_second_and_problems_are_not(
     known = KnownTargets(cast(Any, None))
     assert known.of("local") is known.of("local")
     assert known.of("gone").problems and known.of("gone").problems
-    assert asked == ["local", "gone", "gone"]
+    assert looked_up == ["local", "gone", "gone"]
     problems.clear()
     assert not known.of("gone").problems
     now_s += known_targets.KNOWN_FOR_S
     known.of("local")
-    assert asked == ["local", "gone", "gone", "gone", "local"]
+    assert looked_up == ["local", "gone", "gone", "gone", "local"]

@@ -21,7 +21,7 @@ from rayjobs.workspace.users import Role
 from tests.unit.server.conftest import Served
 
 
-def asked(app: Any, verb: str, path: str, token: str = "", body: bytes = b"") -> int:
+def status_of(app: Any, verb: str, path: str, token: str = "", body: bytes = b"") -> int:
     """Return the status of an answer of the application."""
     sent: list[dict[str, Any]] = []
 
@@ -50,13 +50,14 @@ def test_each_request_has_a_line_with_its_user_and_without_its_query(tmp_path: P
     token = users.add(workspace.store, "ada", Role.SUBMITTER, by="root")[1]
     log = io.StringIO()
     app = make_app(workspace, lines=Lines(log))
-    assert asked(app, "GET", "/v1/user?secret=1", token) == 200
-    assert asked(app, "GET", "/v1/jobs/x%0Aforged", token) == 404
-    assert asked(app, "GET", "/v1/user") == 401
-    assert asked(app, "GET", "/nothing") == 404
-    assert asked(app, "DELETE", "/v1/user", token) == 405
-    assert asked(app, "GET", "/v1/audit", token) == 403
-    assert asked(app, "GET", "/healthz") == asked(app, "GET", "/v1/health") == 200  # no line
+    assert status_of(app, "GET", "/v1/user?secret=1", token) == 200
+    assert status_of(app, "GET", "/v1/jobs/x%0Aforged", token) == 404
+    assert status_of(app, "GET", "/v1/user") == 401
+    assert status_of(app, "GET", "/nothing") == 404
+    assert status_of(app, "DELETE", "/v1/user", token) == 405
+    assert status_of(app, "GET", "/v1/audit", token) == 403
+    for path in ("/healthz", "/v1/health"):  # no line
+        assert status_of(app, "GET", path) == 200
     workspace.close()
     time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z 10\.0\.0\.7"
     patterns = [

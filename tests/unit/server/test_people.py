@@ -1,4 +1,4 @@
-"""Tokens and the audit over HTTP; blobs that are looked at, used and read in part."""
+"""Tokens and the audit over HTTP; blobs: their sizes, their use, and parts of them."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def test_client_does_not_read_the_server_folder(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def looks(*_: object, **__: object) -> None:
-        pytest.fail("that path is one of the server's machine")
+        pytest.fail("that path belongs to the server's machine")
 
     monkeypatch.setattr(elsewhere, "find_quietly", looks)
     submitting.check(served.client(), JobSpec(command="true"))
@@ -418,18 +418,18 @@ def test_a_client_reads_all_pages(served: Served, monkeypatch: pytest.MonkeyPatc
     store, client = served.workspace.store, served.client()
     for number in range(7):
         submitted(store, number)
-    whole, asked = Connection.json, []
+    whole, requests = Connection.json, []
 
     def small(self: Connection, verb: str, path: str, **more: Any) -> Any:
         if path.startswith("/v1/jobs:"):
-            asked.append(path)
+            requests.append(path)
             more["body"]["page_size"] = 3
         return whole(self, verb, path, **more)
 
     monkeypatch.setattr(Connection, "json", small)
     assert client.store.job_lines() == store.job_lines()
     assert client.store.jobs(JobFilter(limit=5)) == store.jobs(JobFilter(limit=5))
-    assert len(asked) == 5
+    assert len(requests) == 5
 
 
 def test_values_without_json_form_are_transferred(served: Served) -> None:
@@ -471,7 +471,7 @@ def test_reports_are_paged_by_the_store(served: Served) -> None:
 
 
 def test_only_the_sweep_driver_is_accepted(served: Served) -> None:
-    """The target's actor imports what a driver names."""
+    """The target's actor imports the module that a driver names."""
     store = served.client().store
     for number, driver in enumerate(("antigravity:geohash", "os:abort", "")):
         spec = JobSpec(script="a.py")

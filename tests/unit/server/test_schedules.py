@@ -1,4 +1,4 @@
-"""Schedules of clients: the server's machine keeps their time, and their runs are the user's."""
+"""Schedules of clients: the server's machine triggers them, and the user owns their runs."""
 
 from __future__ import annotations
 

@@ -70,22 +70,22 @@ def test_jobs_of_a_remote_target_need_a_server_there(served: Served, server: Con
     new = NewJob(spec=JobSpec(command="true"), experiment="e", snapshot=None, user="ada")
     job, _ = served.workspace.store.submit(new)
     step = SessionStep("exec", session="s" * 16, arguments=("true",))
-    asked = TargetRequest("session", job=job.id, step=step)
+    request = TargetRequest("session", job=job.id, step=step)
     with pytest.raises(ServedElsewhereError, match="runs on gpu1: only a server there"):
-        wake_client.ask_target("cluster", None, asked, server=server)  # type: ignore[arg-type]
+        wake_client.ask_target("cluster", None, request, server=server)  # type: ignore[arg-type]
 
 
 def test_a_client_does_not_open_a_store_that_its_own_disk_names(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[object] = []
+    opened: list[object] = []
 
     def address(workspace: object) -> str:
-        asked.append(workspace)
+        opened.append(workspace)
         return "postgresql://nobody@127.0.0.1:1/none"
 
     monkeypatch.setattr(elsewhere, "store_address", address)
     monkeypatch.setattr(server_choice, "_is_allowed", True)
     monkeypatch.setattr(server_choice, "_active", served.connection())
     assert elsewhere.find(served.workspace.path, "local", home=home()) is None
-    assert not asked
+    assert not opened

@@ -25,7 +25,7 @@ from rayjobs.workspace.folder import open_workspace
 from rayjobs.workspace.logins import Login
 from tests.unit.server.conftest import Served
 
-SOON_S = 10.0  # an address that may get better is tried for 20 s
+SOON_S = 10.0  # an address that may still begin to answer is tried for 20 s
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def test_a_clean_repository(source: Path) -> None:
     )
 
 
-def test_changes_and_files_that_git_does_not_know(source: Path) -> None:
+def test_changed_and_untracked_files(source: Path) -> None:
     (source / "train.py").write_text("print('bye')\n")
     (source / "new.py").write_text("")
     (source / "many").mkdir()
@@ -133,7 +133,7 @@ def test_secrets_do_not_leave_with_the_diff(source: Path) -> None:
     ],
 )
 def test_values_of_secrets_are_masked_quoted_or_not(name: str, line: str, shown: str) -> None:
-    """Off switch: mask quoted values alone."""
+    """Off switch: mask only quoted values."""
     head = f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ b/{name}\n"
     part = f"{head}@@ -1,2 +1,2 @@ {{0}}\n-{{0}}\n+{{0}}\n {{0}}\n"
     assert filtered(part.replace("{0}", line), None) == (part.replace("{0}", shown), ())
@@ -304,6 +304,6 @@ def test_unchanged_source_is_not_inspected_again(
             kept.write_text("{")
         submit(workspace, spec, wake=False)
         assert len(starts) == 4
-        monkeypatch.setattr(git, "_FORM", 0)  # kept by other rules of what is masked
+        monkeypatch.setattr(git, "_FORM", 0)  # cached under other masking rules
         submit(workspace, spec, wake=False)
         assert len(starts) == 5

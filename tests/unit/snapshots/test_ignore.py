@@ -141,7 +141,7 @@ def test_version_control_caches_and_environments_are_left_out_and_named(
 
 
 def test_separately_transferred_files_are_not_packed_twice(packed: Packer, source: Path) -> None:
-    """As `rayjobs env vendor` makes them, in the folder of the script."""
+    """The files are those that `rayjobs env vendor` writes, in the folder of the script."""
     write(source, "image/blobs/sha256/a", f"image/{VENDORED}", "offline/requirements.txt",
           "offline/wheels/a.whl", f"offline/wheels/{VENDORED}")  # fmt: skip
     snapshot = packed()
@@ -172,7 +172,7 @@ def test_rayjobsignore_line_includes_a_default_exclusion(
         write(source, "tools/venv/pyvenv.cfg")
     assert path not in kept(packed)
     (source / ".gitignore").write_text(line)
-    assert path not in kept(packed)  # git's file was not written with snapshots in mind
+    assert path not in kept(packed)  # git's file is not meant for snapshots
     (source / ".rayjobsignore").write_text(line)
     assert path in kept(packed)
 

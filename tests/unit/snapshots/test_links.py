@@ -23,7 +23,7 @@ from tests.unit.snapshots.conftest import Packer
         ({"a": ""}, {"a"}),
         ({"a": "x/../../b"}, {"a"}),
         ({"a": "b", "b": "a"}, {"a", "b"}),
-        # Each stays inside by its text; together they lead out.
+        # Each link by itself stays inside; together they lead out.
         ({"d/up": "..", "d/out": "up/../x"}, {"d/out"}),
         ({"d/up": "..", "d/in": "up/x"}, set()),
         ({"a": "b/..", "b": "c/d"}, set()),

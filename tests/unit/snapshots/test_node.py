@@ -143,7 +143,7 @@ def test_a_copy_needs_the_snapshot_and_an_empty_folder(
 def test_nearly_full_disk_error_states_the_reserve(
     snapshot: Snapshot, tmp_path: Path, blobs: FolderBlobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It said "needs 6.5 KiB …, which has 39.4 MiB free", without mentioning the reserve."""
+    """It once said "needs 6.5 KiB …, which has 39.4 MiB free", without mentioning the reserve."""
     node = NodeSnapshots(tmp_path / "node")
     monkeypatch.setattr(unpack, "RESERVE", 1 << 60)
     with pytest.raises(PrepareError) as refused:
@@ -163,11 +163,11 @@ def test_snapshot_left_by_a_crashed_machine_is_unpacked_again(
 
     folder = node.ensure(snapshot.digest, open_blob)
     note = folder.with_name(folder.name + ".json")
-    (folder / "train.py").write_bytes(b"")  # what a crash may leave of a file not synced
+    (folder / "train.py").write_bytes(b"")  # what a crash may leave of an unsynced file
     note.write_text(json.dumps({"boot_id": "an earlier boot"}))
     (node.root / f"tmp-{folder.name}-1-dead").mkdir()
     assert (node.ensure(snapshot.digest, open_blob) / "train.py").read_bytes()
-    note.unlink()  # died between the folder and its note
+    note.unlink()  # the process died before it wrote the note
     (folder / "train.py").write_bytes(b"")
     assert (node.ensure(snapshot.digest, open_blob) / "train.py").read_bytes()
     assert not list(node.root.glob("tmp-*"))
@@ -190,7 +190,7 @@ def test_a_download_that_cannot_be_rewound_is_accepted(
     assert download.closed
 
 
-def test_a_failed_download_leaves_the_way_free_for_the_next(
+def test_a_failed_download_does_not_block_the_next(
     snapshot: Snapshot, tmp_path: Path, blobs: FolderBlobs
 ) -> None:
     node = NodeSnapshots(tmp_path / "node")

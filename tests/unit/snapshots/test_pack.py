@@ -89,7 +89,7 @@ def test_a_tree_survives_packing_and_unpacking_whatever_its_times_and_owners(
 
 
 def test_the_digest_is_the_same_on_every_machine_and_in_every_version(packed: Packer) -> None:
-    # Never to be changed: a job's record names its snapshot by this.
+    # Never change this digest: a job's record names its snapshot by it.
     assert packed().digest == (
         "sha256:a8d1577a7500f9f4eacebca7bb8232d816d37f18b97cd68c7a390b8621bb7573"
     )

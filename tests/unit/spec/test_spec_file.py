@@ -71,7 +71,7 @@ SPECS = st.builds(
 )
 
 
-@settings(max_examples=20)  # a spec of this size takes long to make up
+@settings(max_examples=20)  # a spec of this size takes long to generate
 @given(spec=SPECS, with_defaults=st.booleans())
 @pytest.mark.long
 def test_a_spec_survives_writing_and_reading(spec: JobSpec, with_defaults: bool) -> None:

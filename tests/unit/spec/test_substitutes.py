@@ -1,4 +1,4 @@
-"""What cannot be had is replaced by what comes nearest, and listed; nothing else is touched."""
+"""Unavailable packages are replaced by the closest ones, and listed; nothing else changes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ INSTALLED = {"torch": "2.15.0", "torchvision": "0.29.2"}
 
 
 def replaced(
-    asked: Packages, *, mentions: frozenset[str] = frozenset(), **known: Any
+    requested: Packages, *, mentions: frozenset[str] = frozenset(), **known: Any
 ) -> tuple[Packages | None, list[str]]:
-    """Return what is used, and the substitutions as sentences."""
+    """Return the environment that is used, and the substitutions as sentences."""
     given = {"python": (3, 11, 7), "version_of": INSTALLED.get, "has_python": lambda _: False}
     target = Target(**{**given, **known})
     spec = substitute(
-        JobSpec(script="a.py", environment=asked), target, mentions=mentions.__contains__
+        JobSpec(script="a.py", environment=requested), target, mentions=mentions.__contains__
     )
     assert not isinstance(spec.environment, str)
     return spec.environment, list(sentences(spec.substitutes))
@@ -43,7 +43,7 @@ def test_the_specification_of_an_azure_tutorial() -> None:
 
 
 def test_available_packages_are_unchanged() -> None:
-    asked = Packages(
+    requested = Packages(
         name="mine",
         python=">=3.9",
         pip=(
@@ -56,7 +56,7 @@ def test_available_packages_are_unchanged() -> None:
         ),
         constraints=("numpy<1",),
     )
-    assert replaced(asked) == (asked, [])
+    assert replaced(requested) == (requested, [])
     assert replaced(Packages(python="3.11")) == (Packages(python="3.11"), [])
 
 
@@ -86,10 +86,10 @@ def test_the_nearest_release_of_a_package(line: str, used: str) -> None:
 
 
 def test_python_of_the_target_determines_available_packages() -> None:
-    asked = Packages(python="3.9", pip=("torch==1.6.0",))
-    used, _ = replaced(asked, has_python=lambda _: True)
+    requested = Packages(python="3.9", pip=("torch==1.6.0",))
+    used, _ = replaced(requested, has_python=lambda _: True)
     assert used == Packages(python="3.9", pip=("torch>=1.8.0,<2",))
-    used, notices = replaced(asked)
+    used, notices = replaced(requested)
     assert used is None  # the target's own
     assert notices[0] == "instead of Python 3.9: Python 3.11.7 (the target has no other)"
     used, notices = replaced(Packages(python="3.11.2", pip=("tqdm",)))
@@ -110,19 +110,19 @@ def test_horovod_comes_from_the_target() -> None:
 
 def test_packages_of_a_framework_are_installed_where_the_code_mentions_them() -> None:
     packages, if_used = pytorch("1.4")
-    asked = Packages(python="3.6.2", pip=packages, if_used=if_used, base="target")
-    used, notices = replaced(asked)
+    requested = Packages(python="3.6.2", pip=packages, if_used=if_used, base="target")
+    used, notices = replaced(requested)
     assert used is None
     assert len(notices) == 3
-    used, _ = replaced(asked, mentions=frozenset({"tensorboard", "horovod"}))
+    used, _ = replaced(requested, mentions=frozenset({"tensorboard", "horovod"}))
     assert used == Packages(base="target", pip=("tensorboard>=2.12.0,<3",))
     used, notices = replaced(Packages(pip=(*pytorch(None)[0], "tqdm"), base="target"))
     assert (used, notices) == (Packages(pip=("tqdm",), base="target"), [])
 
 
 def test_packages_of_conda_without_a_channel_come_from_pip() -> None:
-    asked = Packages(conda=("scikit-learn=0.22", "pytorch", "cudatoolkit=10.1", "opencv"))
-    used, notices = replaced(asked)
+    requested = Packages(conda=("scikit-learn=0.22", "pytorch", "cudatoolkit=10.1", "opencv"))
+    used, notices = replaced(requested)
     assert used == Packages(pip=("scikit-learn>=1.1.3,<2", "torch", "opencv-python-headless"))
     assert (
         "instead of opencv (conda): opencv-python-headless (pip) (no channel is named)" in notices
@@ -134,8 +134,10 @@ def test_packages_of_conda_without_a_channel_come_from_pip() -> None:
 
 
 def test_conda_packages_with_a_channel_stay_if_conda_is_available() -> None:
-    asked = Packages(conda=("zlib",), channels=("conda-forge",), pip=("azureml-core", "horovod"))
-    used, notices = replaced(asked)
+    requested = Packages(
+        conda=("zlib",), channels=("conda-forge",), pip=("azureml-core", "horovod")
+    )
+    used, notices = replaced(requested)
     assert used == Packages(conda=("zlib",), channels=("conda-forge",))
     assert len(notices) == 2
     used, notices = replaced(Packages(conda=("tqdm",), channels=("own",)), has_conda=False)
@@ -173,10 +175,10 @@ def test_base_images_of_azure_ml() -> None:
     assert not is_base_image("pytorch/pytorch:2.0")
 
 
-def in_image(asked: Packages, *, strict: bool = False) -> tuple[Any, list[str]]:
+def in_image(requested: Packages, *, strict: bool = False) -> tuple[Any, list[str]]:
     target = Target(python=(3, 11, 7), version_of=INSTALLED.get, has_python=lambda _: False)
     spec = JobSpec(
-        script="a.py", environment=asked, container=Container(image="own:1"), strict=strict
+        script="a.py", environment=requested, container=Container(image="own:1"), strict=strict
     )
     made = substitute(spec, target)
     return made.environment, list(sentences(made.substitutes))
@@ -186,7 +188,7 @@ def test_packages_are_added_to_those_of_an_image() -> None:
     used, notices = in_image(
         Packages(python="3.6.2", pip=("azureml-defaults", "torch==1.6.0", "horovod==0.19.5"))
     )
-    # The image's Python may well have this release of torch: the target's is of no meaning.
+    # The image's Python may well have this release of torch: the target's does not matter.
     assert used == Packages(pip=("torch==1.6.0",))
     assert notices == [
         "instead of Python 3.6.2: the image's own Python (packages are added to it)",
@@ -207,12 +209,12 @@ def test_packages_are_added_to_those_of_an_image() -> None:
 
 
 def test_the_version_of_an_images_python_is_compared_on_the_node_if_strict() -> None:
-    asked = Packages(python="3.9", pip=("tqdm",))
-    assert in_image(asked, strict=True) == (asked, [])
+    requested = Packages(python="3.9", pip=("tqdm",))
+    assert in_image(requested, strict=True) == (requested, [])
 
 
 def test_packages_of_conda_bring_their_own_python_to_an_image() -> None:
-    asked = Packages(python="3.6", conda=("zlib",), channels=("own",), pip=("tqdm",))
-    used, notices = in_image(asked)
+    requested = Packages(python="3.6", conda=("zlib",), channels=("own",), pip=("tqdm",))
+    used, notices = in_image(requested)
     assert used == Packages(conda=("zlib",), channels=("own",), pip=("tqdm",))
     assert notices == ["instead of Python 3.6: the newest of conda (jobs need 3.8 or newer)"]

@@ -70,7 +70,7 @@ def test_closed_store_raises_an_error(tmp_path: Path) -> None:
 
 
 def in_a_child(work: Callable[[], object]) -> int:
-    """Fork, do the work there, and return the child's pid; it exits with 0 where all went well."""
+    """Fork, do the work in the child, and return its pid; it exits with 0 if all went well."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -203,7 +203,7 @@ def test_a_backup_of_a_store_in_use_is_whole(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db")
     jobs = [submit(store) for _ in range(20)]
     store.backup(tmp_path / "copy.db")
-    # What `cp` takes lacks what the -wal file still holds: the reason for `backup`.
+    # A copy made by `cp` lacks what is only in the -wal file: the reason for `backup`.
     shutil.copy(tmp_path / "store.db", tmp_path / "plain-copy.db")
     submit(store)
     copy = SqlStore(tmp_path / "copy.db")

@@ -1,4 +1,4 @@
-"""A store that other machines could open at the same time is warned of."""
+"""A store that other machines could open at the same time causes a warning."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ OLD_STORES = sorted(ASSETS.glob("version-*.db"), key=lambda path: int(path.stem[
 
 
 def shape_of(path: Path) -> dict[str, object]:
-    """Return all that the schema says: columns, keys, defaults, indexes, kinds of tables."""
+    """Return all that the schema defines: columns, keys, defaults, indexes, kinds of tables."""
     with sqlite3.connect(path) as connection:
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         found: dict[str, object] = {}

@@ -109,7 +109,7 @@ def test_only_a_stored_manifest_is_a_checkpoint(store: SqlStore) -> None:
     store.close()
 
 
-def test_a_job_whose_hosts_are_recorded_is_not_put_back_as_one_without(store: SqlStore) -> None:
+def test_a_job_with_recorded_hosts_is_not_requeued_as_one_without(store: SqlStore) -> None:
     job = submit(store)
     store.start(job, attempt=0, allocation="a")
     assert store.set_hosts(job, attempt=1, hosts=[HostRecord()])

@@ -29,7 +29,7 @@ def problems_of(one: JobSpec, **options: Any) -> dict[str, str]:
 def source(tmp_path: Path) -> Path:
     folder = tmp_path / "source"
     (folder / "pkg").mkdir(parents=True)
-    (folder / "train.py").write_text("print(")  # a syntax error is the job's own affair
+    (folder / "train.py").write_text("print(")  # a syntax error is not checked at submit
     (folder / "pkg" / "run.py").touch()
     (tmp_path / "outside.py").touch()
     return folder
@@ -117,7 +117,7 @@ def test_idle_gpus_of_one_process_are_reported() -> None:
     (warning,) = warnings(spec(resources={"gpus": 2}))
     assert warning.startswith("1 process per node for 2 GPUs")
     assert "--procs-per-node 2 --gpus-per-proc 1 --backend nccl" in warning
-    # torchrun may stand in it.
+    # A command may start torchrun.
     assert warnings(spec(command="torchrun train.py", resources={"gpus": 2})) == []
 
 
@@ -129,7 +129,7 @@ def test_idle_gpus_of_one_process_are_reported() -> None:
         (0.7, 2, False), (0.00001, 1, False),
     ],
 )  # fmt: skip
-def test_gpus_per_node_are_a_part_of_one_or_whole(
+def test_gpus_per_node_are_whole_or_a_fraction_of_one(
     gpus: float, processes: int, is_right: bool
 ) -> None:
     shape = {"processes_per_node": processes, "backend": "gloo"}

@@ -1,4 +1,4 @@
-"""Credentials are looked for at submit: refused with the remedy, or handed on to the target."""
+"""Credentials at submit: exported ones are passed on to the target, missing ones refused."""
 
 from __future__ import annotations
 

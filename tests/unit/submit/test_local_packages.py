@@ -1,4 +1,4 @@
-"""Files and folders that a job installs travel with it, and are kept as long as it is."""
+"""Files and folders that a job installs travel with it, and are kept as long as the job."""
 
 from __future__ import annotations
 

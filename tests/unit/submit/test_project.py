@@ -75,7 +75,9 @@ def test_all_problems_are_reported_together(folder: Path) -> None:
     assert "rayjobs.yaml has 5 problems" in str(raised.value)
 
 
-def test_order_of_what_names_the_target(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_of_the_settings_that_name_the_target(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def chosen() -> tuple[str, str]:
         found = default_target()
         return found.name, found.origin

@@ -15,14 +15,14 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 @contextlib.contextmanager
 def answering(path: Path, answer: Answer) -> Iterator[list[dict[str, Any]]]:
-    """Listen at `path` for the block; gives the requests that came."""
-    asked: list[dict[str, Any]] = []
+    """Listen at `path` during the block; yields the requests that arrived."""
+    requests: list[dict[str, Any]] = []
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             for line in self.rfile:
                 request = json.loads(line)
-                asked.append(request)
+                requests.append(request)
                 self.wfile.write(json.dumps(answer(request)).encode() + b"\n")
 
     with socketserver.ThreadingUnixStreamServer(str(path), Handler) as server:
@@ -30,7 +30,7 @@ def answering(path: Path, answer: Answer) -> Iterator[list[dict[str, Any]]]:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
-            yield asked
+            yield requests
         finally:
             server.shutdown()
             thread.join()

@@ -52,7 +52,7 @@ def test_a_target_has_one_keeper_at_a_time(paths: TargetPaths) -> None:
 
 
 @pytest.mark.long
-def test_a_keeper_of_a_kept_target_ends_at_once(paths: TargetPaths, short_path: Path) -> None:
+def test_a_second_keeper_of_a_target_ends_at_once(paths: TargetPaths, short_path: Path) -> None:
     with keeping.keeper_lock(paths):
         done = subprocess.run(
             [

@@ -21,7 +21,7 @@ from rayjobs.target.stopping import TargetLocation
 
 STACK = "raylet(+0x8d2f4a) [0x55d1] ray::RayLog::~RayLog()"
 STARTER = """#!/bin/sh
-# It is called as the interpreter is: -P -m MODULE HOME TARGET START WHAT
+# It is called like the interpreter: -P -m MODULE HOME TARGET START WHAT
 echo "$7" >> "{calls}"
 echo '{stack}' >&2
 if [ "$(wc -l < "{calls}")" -le {failures} ]; then
@@ -196,7 +196,7 @@ def test_the_fourth_death_within_ten_minutes_is_the_first_with_a_pause(
     assert kept._tries(kept._count_restart)
     assert kept._paused_until_s == now_s + 10.0
     kept._end_pause()
-    now_s += 601.0  # up for ten minutes: what was is forgotten
+    now_s += 601.0  # up for ten minutes: earlier deaths no longer count
     assert kept._tries(kept._count_restart)
     assert kept._paused_until_s is None
 
@@ -255,8 +255,8 @@ def test_a_raylet_is_waited_for_as_long_as_it_lives(
     assert services.get_node is get_node
 
 
-def test_the_installed_ray_asks_for_its_node_where_it_is_waited_for() -> None:
-    """`patience_for_raylet` stands in for a name that Ray looks up at each call."""
+def test_the_installed_ray_looks_up_its_node_through_the_replaced_name() -> None:
+    """`patience_for_raylet` replaces a function that Ray looks up by name at each call."""
     from ray._private.node import Node
 
     assert "services.get_node(" in inspect.getsource(Node.__init__)

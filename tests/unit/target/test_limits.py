@@ -26,7 +26,7 @@ def test_limits_are_the_defaults_until_they_are_set(tmp_path: Path) -> None:
     assert read() == Limits()
 
 
-def test_limits_are_of_a_target_that_exists(tmp_path: Path) -> None:
+def test_limits_need_an_existing_target(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no target 'no'"):
         load_limits("no", home=tmp_path)
     with pytest.raises(NotFoundError, match="no target 'no'"):

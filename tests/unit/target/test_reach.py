@@ -1,4 +1,4 @@
-"""A cluster's address is looked at over a plain connection, whatever listens there, or nothing."""
+"""A cluster's address is probed over a plain connection, whatever listens there, if anything."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_process_that_is_stopped_is_not_reached_though_its_kernel_accepts() ->
 
 @pytest.mark.long
 def test_a_listener_whose_backlog_is_full_is_not_reached(listener: socket.socket) -> None:
-    """The kernel drops what comes then, as a firewall does."""
+    """The kernel then drops new connections, as a firewall does."""
     waiting = [socket.socket() for _ in range(8)]
     for one in waiting:
         one.setblocking(False)

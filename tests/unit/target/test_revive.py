@@ -139,7 +139,7 @@ def test_failed_restart_is_retried_with_growing_pauses(
         assert _look(location, workspace).standing is Standing.FAILING
         assert len(begun) == failures + 1
     assert revive.pause_s(99) == 600.0
-    # While a further try is under way, the last reason stands: nothing is known to be better.
+    # While another try is under way, the last reason is still shown: no success is known yet.
     assert revive.started(location) == 3
     assert _look(location, workspace) == Condition(Standing.FAILING, "no room")
     assert len(begun) == 3
@@ -163,7 +163,7 @@ def test_jobs_of_a_vanished_cluster_report_its_address_immediately(
     lab.paths.revival.unlink()
     monkeypatch.setattr(reach, "look", silent)
     assert _look(lab, tmp_path).standing is Standing.STARTING
-    assert begun == ["lab"]  # it looks for as long as it takes
+    assert begun == ["lab"]  # the process in the background probes without that limit
 
 
 def test_a_background_start_has_the_targets_secrets(

@@ -82,7 +82,9 @@ def test_permanent_aws_keys_replace_temporary_ones_as_a_whole(secrets: TargetSec
     """Off switch: drop nothing in `take_over`."""
     temporary = {ID: "ASIA1", SECRET: "s1", TOKEN: "t1"}
     permanent = {ID: "AKIA2", SECRET: "s2"}
-    assert secrets.take_over([ID, SECRET], temporary) == Taken((ID, SECRET, TOKEN))  # it is one
+    assert secrets.take_over([ID, SECRET], temporary) == Taken(
+        (ID, SECRET, TOKEN)
+    )  # one credential
     assert secrets.values() == temporary
     assert secrets.take_over([SECRET], {SECRET: "s1"}) == Taken()
     assert secrets.values() == temporary
@@ -103,7 +105,7 @@ def test_aws_keys_of_a_user_and_of_a_shell_are_never_mixed(secrets: TargetSecret
 def test_two_submits_at_once_leave_one_whole_credential(
     secrets: TargetSecrets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Off switch: compare with what was read before the lock was held."""
+    """Off switch: compare with what was read before the lock was taken."""
     permanent = {ID: "AKIA2", SECRET: "s2"}
     temporary = {ID: "AKIA2", SECRET: "s1", TOKEN: "t1"}
     secrets.take_over(credentials.AWS_KEYS, permanent)
@@ -167,7 +169,7 @@ def test_a_node_reads_the_file_again_for_every_attempt(
     secrets.set("PHOTOS_KEY", "two")
     node.bring(READS, is_far=False)
     assert credentials.variable("PHOTOS_KEY") == "two"
-    assert "PHOTOS_KEY" not in os.environ  # where every child and /proc would have it
+    assert "PHOTOS_KEY" not in os.environ  # where child processes and /proc would show it
 
 
 def test_remote_node_gets_secrets_from_the_target_and_keeps_them_in_memory(
@@ -194,7 +196,7 @@ def test_a_target_that_does_not_answer_delays_an_attempt_and_not_its_end(tmp_pat
 
 def test_job_without_data_or_secrets_does_not_wait(tmp_path: Path) -> None:
     def never() -> dict[str, str]:
-        raise AssertionError("it was asked")
+        raise AssertionError("the target was called")
 
     NodeSecrets("lab", tmp_path, never).bring(on_node(), is_far=True)
 

@@ -1,4 +1,4 @@
-"""An agent has the standing of the raylet that started it, in every thread."""
+"""An agent takes over the niceness and OOM score of its raylet, in every thread."""
 
 from __future__ import annotations
 

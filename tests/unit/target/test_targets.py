@@ -210,7 +210,7 @@ def test_a_target_that_restarts_keeps_the_settings_of_its_start(
     local_head.remember_settings(paths, {"RAYJOBS_LOCAL_GPUS": "4", "HOME": "/root"})
     monkeypatch.delenv("RAYJOBS_LOCAL_GPUS", raising=False)
     assert [node.gpus for node in targets.capacity_of(home=home).nodes] == [4.0]
-    monkeypatch.setenv("RAYJOBS_LOCAL_GPUS", "2")  # this shell's own word counts more
+    monkeypatch.setenv("RAYJOBS_LOCAL_GPUS", "2")  # this shell's variable takes precedence
     assert [node.gpus for node in targets.capacity_of(home=home).nodes] == [2.0]
     targets.stop_target(home=home)
     monkeypatch.delenv("RAYJOBS_LOCAL_GPUS")
@@ -244,9 +244,9 @@ def test_a_wake_reaches_the_actor_and_registers_the_workspace(
     assert not starting.wake("local", home=location.home, workspace=tmp_path)
     with answering(
         location.socket, lambda _: {"ok": True, "version": rayjobs.__version__}
-    ) as asked:
+    ) as requests:
         assert starting.wake("local", home=location.home, workspace=tmp_path)
-    assert asked == [
+    assert requests == [
         TargetRequest("wake", workspace=str(tmp_path), client=rayjobs.__version__).to_json()
     ]
     (registered,) = location.paths.workspaces.glob("*.json")

@@ -72,7 +72,7 @@ def test_a_retired_target_starts_no_job_until_it_is_resumed(tmp_path: Path) -> N
         here.engine._note = lambda facts: turns.append(facts["waiting"])
         here.engine.retire()
         job = here.submit()
-        await here.until(lambda: turns.count(1) >= 2, "it looked at the queue twice")
+        await here.until(lambda: turns.count(1) >= 2, "it checked the queue twice")
         assert not here.engine.attempts
         assert not here.agent.calls
         here.engine.resume()
@@ -154,13 +154,13 @@ def test_forced_stop_requeues_running_jobs_at_no_cost(tmp_path: Path) -> None:
 
 
 def test_failed_stop_lets_the_target_serve_again(location: TargetLocation) -> None:
-    with answering(location.socket, lambda _: SERVING) as asked:
+    with answering(location.socket, lambda _: SERVING) as requests:
         with (
             pytest.raises(TargetError, match="could not be ended"),
             stopping.retired(location, force=False),
         ):
             raise TargetError("these processes could not be ended: 7")
-        assert [request["op"] for request in asked] == ["retire", "resume"]
+        assert [request["op"] for request in requests] == ["retire", "resume"]
 
 
 def test_stop_is_sent_again_to_the_new_keeper(
@@ -169,22 +169,22 @@ def test_stop_is_sent_again_to_the_new_keeper(
     """The first keeper takes the request and dies; the second one finishes the stop."""
     keepers = [Identity(pid=number, start_time=1, boot_id="b") for number in (1, 2)]
     request, answer = location.paths.stop_request, location.paths.stop_answer
-    asked: list[str] = []
+    ids: list[str] = []
 
     def signal_keeper(owner: Identity, _number: int) -> bool:
-        asked.append(json.loads(request.read_text())["id"])
+        ids.append(json.loads(request.read_text())["id"])
         request.unlink()
         keepers.remove(owner)
         if not keepers:
-            answer.write_text(json.dumps({"id": asked[-1], "error": ""}))
+            answer.write_text(json.dumps({"id": ids[-1], "error": ""}))
         return True
 
     monkeypatch.setattr(keeping, "keeper_of", lambda _paths: keepers[0] if keepers else None)
     monkeypatch.setattr(keeping, "is_kept", lambda _paths: bool(keepers))
     monkeypatch.setattr(targets, "send_signal", signal_keeper)
     assert targets._stop_by_keeper(location, False, lambda _stage: None)
-    assert len(asked) == 2
-    assert asked[0] == asked[1]
+    assert len(ids) == 2
+    assert ids[0] == ids[1]
 
 
 # --- the record of a stop ------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_stop_is_sent_again_to_the_new_keeper(
 
 @pytest.fixture
 def kept(location: TargetLocation) -> Iterator[None]:
-    """A keeper lives; nothing of it answers."""
+    """A keeper that is alive, but answers nothing."""
     location.paths.root.mkdir(mode=0o700, parents=True)
     with keeping.keeper_lock(location.paths) as mine:
         assert mine
@@ -203,7 +203,7 @@ def kept(location: TargetLocation) -> Iterator[None]:
 def test_stop_stays_recorded_if_its_client_is_interrupted(
     location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keeper completes it, and nothing may bring the target back then."""
+    """The keeper completes the stop; after that, nothing may restart the target."""
 
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
@@ -221,7 +221,7 @@ def test_stop_stays_recorded_if_its_client_is_interrupted(
 def test_only_a_refusal_withdraws_the_record_of_a_stop(
     location: TargetLocation, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
-    """What failed in another way may have ended half of the target."""
+    """A stop that failed in another way may have ended a part of the target."""
 
     def answer(_seconds: float) -> None:
         asked = json.loads(location.paths.stop_request.read_text())
@@ -311,7 +311,7 @@ def test_a_start_in_the_background_loses_to_a_stop_that_came_after_it(
             targets.stop_target("local", force=True, home=location.home)
             assert background_start.main(asked.pop()) == 1
             assert stop_record.last(location.paths).is_in_force
-    # A start that was asked for after the stop lifts it, and begins.
+    # A start that was requested after the stop clears the stop, and begins.
     with pytest.raises(_SpawnedError):
         background_start.main(asked.pop())
     assert not stop_record.last(location.paths).is_in_force

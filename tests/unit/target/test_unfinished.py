@@ -105,13 +105,13 @@ def test_forced_stop_lists_jobs_that_start_with_the_next_start(
     assert job.id in done.err
     assert stop_record.last(location.paths).is_in_force
     assert "was stopped" in terminal.type("why", job.id).out
-    assert terminal.type("target", "stop").code == 0  # it is what was asked for
+    assert terminal.type("target", "stop").code == 0  # the target is already stopped
 
 
 def test_a_job_of_a_stopped_target_is_not_shown_as_not_responding(
     workspace: OpenWorkspace, terminal: Terminal, location: TargetLocation
 ) -> None:
-    """Its actor was killed before it could put the job back; nothing of it runs all the same."""
+    """Its actor was killed before it could requeue the job; still, no process of the job runs."""
     queue = Queue(workspace)
     queue.start(queue.submit())
     assert "NotResponding" in terminal.type("ls").out
@@ -166,7 +166,7 @@ def test_ctrl_c_during_a_start_reports_what_continues(
 
 
 def _age(workspace: OpenWorkspace, monkeypatch: pytest.MonkeyPatch, days: float) -> None:
-    """Let jobs be older than they are."""
+    """Make jobs appear older than they are."""
 
     class Later(datetime):
         @classmethod

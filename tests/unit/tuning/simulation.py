@@ -1,7 +1,7 @@
 """A sweep's driver and its jobs, simulated: jobs report step by step, the driver may die anywhere.
 
-The table and the jobs are what outlives a driver (store and queue); everything else is made
-anew after a crash, as a real driver would.
+The table and the jobs (store and queue) outlive a driver; everything else is created again after
+a crash, as by a real driver.
 """
 
 from __future__ import annotations

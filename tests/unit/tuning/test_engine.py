@@ -46,7 +46,7 @@ def test_a_new_sweep_starts_as_many_trials_as_may_run_at_a_time() -> None:
     actions = actions_of(SweepState(), spec)
     assert [type(action) for action in actions] == [Plan, Plan]
     assert [action.number for action in actions] == [0, 1]
-    assert actions_of(SweepState(), spec) == actions  # asked again, nothing has changed
+    assert actions_of(SweepState(), spec) == actions  # a second call returns the same
 
 
 def test_without_a_limit_all_run_at_a_time() -> None:

@@ -45,7 +45,7 @@ def test_a_long_reason_leaves_parameters_most_of_the_room() -> None:
     ]
 
 
-def test_shortened_names_stay_apart() -> None:
+def test_shortened_names_stay_distinct() -> None:
     cells = [
         row(0, "learning-rate=0.0381885, learning-decay=0.1234567, layers=3"),
         row(1, "learning-rate=0.0446693, learning-decay=0.7654321, layers=4"),

@@ -79,7 +79,7 @@ def test_bandit_mirrors_for_minimising() -> None:
     assert stopped(BanditPolicy(slack_amount=0.06), LOSSES, MIN) == {1: {2}, 2: {1}, 3: {1}}
 
 
-def test_bandits_slack_lies_on_the_worse_side_of_a_negative_leader() -> None:
+def test_bandits_slack_is_on_the_worse_side_of_a_negative_leader() -> None:
     history = {0: [-1.0], 1: [-1.05], 2: [-1.2]}
     assert stopped(BanditPolicy(slack_factor=0.1), history, MAX) == {1: {2}}
     stop = BanditPolicy(slack_factor=0.1).judge(history, 2, 1, goal=MAX)

@@ -89,7 +89,7 @@ def test_of_equal_bests_the_better_end_wins_and_then_the_first() -> None:
     assert numbers(sorted_children(trials, MAX, reverse=True)) == [9, 11, 12]
 
 
-def test_failed_and_stopped_trials_may_be_asked_for() -> None:
+def test_failed_and_stopped_trials_may_be_included() -> None:
     failed = best_trial(TRIALS, MAX, include_failed=True)
     canceled = best_trial(TRIALS, MAX, include_canceled=True)
     assert failed is not None and failed.number == 2
@@ -114,7 +114,7 @@ def test_children_are_sorted_best_first_with_those_without_a_value_last() -> Non
     assert numbers(sorted_children(TRIALS, MIN)) == [0, 1, 3, 2, 5, 7, 4, 6]
 
 
-def test_children_can_be_cut_reversed_and_cleaned() -> None:
+def test_children_can_be_limited_reversed_and_filtered() -> None:
     assert numbers(sorted_children(TRIALS, MAX, top=2)) == [5, 2]
     assert numbers(sorted_children(TRIALS, MAX, reverse=True)) == [0, 1, 3, 2, 5, 7, 4, 6]
     assert numbers(sorted_children(TRIALS, MAX, discard_no_metric=True)) == [5, 2, 3, 1, 0, 7]

@@ -173,11 +173,11 @@ class TestBayesian:
     """Optuna through Tune's searcher, without a cluster."""
 
     def run(self, sampler: Sampler, records: list[TrialRecord], count: int) -> None:
-        """Go on from `records`, two at a time, with a known function; records are appended."""
+        """Continue from `records`, two trials at a time, with a known function; append to them."""
         while len(records) < count:
             numbers = range(len(records), min(len(records) + 2, count))
-            asked = {number: sampler.suggest(number) for number in numbers}
-            for number, parameters in asked.items():
+            suggested = {number: sampler.suggest(number) for number in numbers}
+            for number, parameters in suggested.items():
                 assert parameters is not None
                 value = -((parameters["--x"] - 1) ** 2)
                 records.append(done(number, parameters, value))
@@ -236,7 +236,7 @@ class TestBayesian:
         assert set(sampler.suggest(4) or {}) == {"a/b"}
 
     @pytest.mark.long
-    def test_the_gaussian_process_repeats_itself_as_well(self) -> None:
+    def test_the_gaussian_process_is_reproducible_as_well(self) -> None:
         sampling = BayesianParameterSampling(BAYESIAN_SPACE, {"seed": 5, "algorithm": "gp"})
         records: list[TrialRecord] = []
         sampler = sampling.sampler(MAX)
@@ -247,7 +247,7 @@ class TestBayesian:
 
 
 def json_round_trip(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Return the records with parameters as a store would bring them back."""
+    """Return the records with parameters as a store would return them."""
     return [
         done(r.number, json.loads(json.dumps(dict(r.parameters))), r.values[0]) for r in records
     ]

@@ -110,17 +110,17 @@ def test_trial_passed_by_an_earlier_driver_is_not_stopped_by_the_next(policy: Po
 
 
 def test_stateless_policies_judge_only_new_reports() -> None:
-    asked: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
 
     class Counting(MedianStoppingPolicy):
         def judge(self, history: Any, trial: int, interval: int, **rest: Any) -> Any:
-            asked.append((trial, interval))
+            calls.append((trial, interval))
 
     old = [running(n, *[0.5] * 50, judged=50) for n in range(20)]
     over = running(20, *[0.1] * 50, state=TrialState.COMPLETED)
     scheduler = TuneScheduler(Counting(), MAX)
     scheduler.judge([*old, over, running(21, *[0.4] * 51, judged=50)])
-    assert asked == [(21, 51)]
+    assert calls == [(21, 51)]
 
 
 def test_reports_of_ended_and_stopped_trials_count_and_are_not_judged() -> None:

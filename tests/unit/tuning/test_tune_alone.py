@@ -1,4 +1,4 @@
-"""Ray Tune stands behind one package; nothing else of the product imports it."""
+"""Only one package imports Ray Tune."""
 
 from __future__ import annotations
 

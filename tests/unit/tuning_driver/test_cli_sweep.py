@@ -1,4 +1,4 @@
-"""The sweep commands on a workspace whose jobs are played: what they print and exit with."""
+"""The sweep commands on a workspace whose jobs are simulated: output and exit codes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ limits: {total: 6, concurrent: 2}
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(tmp_path)
     monkeypatch.setenv("RAYJOBS_WORKSPACE", str(world.workspace.path))
-    # Nothing is started here: `world.finish` plays the target.
+    # Nothing is started here: `world.finish` simulates the target.
     monkeypatch.setattr("rayjobs.submit.submitting.wake_or_start", lambda *_: False)
     yield world
     world.close()

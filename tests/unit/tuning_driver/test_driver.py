@@ -170,7 +170,7 @@ def test_a_metric_that_running_trials_do_not_report_is_named_at_once(
     notice = metric_missing(world.trials(sweep), "accuracy")
     assert notice is not None
     assert (notice.text, notice.level) == (event.message, "warning")
-    # A driver that takes over does not repeat it; the metric itself makes it untrue.
+    # A driver that takes over does not repeat it; the metric itself ends the warning.
     other = world.driver(sweep)
     other.take_up()
     other.turn()
@@ -407,7 +407,7 @@ def test_drivers_that_die_anywhere_repeat_no_trial_and_lose_none(world: World, s
                 ended = driver.turn()
                 world.play()
         except Death:
-            if world.store.job(sweep).state.is_final:  # it died after its last word
+            if world.store.job(sweep).state.is_final:  # it died after it recorded the end
                 break
     trials, jobs = world.trials(sweep), world.jobs(sweep)
     assert deaths >= 2

@@ -1,4 +1,4 @@
-"""HyperDriveConfig submitted through an experiment, and the handle on what comes of it."""
+"""HyperDriveConfig submitted through an experiment, and the handle on the sweep."""
 
 from __future__ import annotations
 

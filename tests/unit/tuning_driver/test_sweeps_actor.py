@@ -1,4 +1,4 @@
-"""The process that drives a target's sweeps: several at once, and gone when it is idle."""
+"""The process that drives a target's sweeps: several at once; it ends when it is idle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEADLINE_S = 120.0
 
 
 class TurnedClock(SystemClock):
-    """A clock whose monotonic time stands until it is turned."""
+    """A clock whose monotonic time changes only when the test advances it."""
 
     seconds = 1000.0
 
@@ -67,9 +67,9 @@ def test_sweeps_are_driven_at_the_same_time_and_each_once(
     first, second = world.submit(begun=False), world.submit(begun=False)
 
     async def story() -> list[str]:
-        # The first is asked for by two target actors, one of which replaced the other.
-        asked = [actor.run(path, sweep) for sweep in (first, second, first)]
-        return await asyncio.gather(*asked)
+        # Two target actors, one of which replaced the other, request the first sweep.
+        runs = [actor.run(path, sweep) for sweep in (first, second, first)]
+        return await asyncio.gather(*runs)
 
     assert asyncio.run(story()) == ["Completed"] * 3
     for sweep in (first, second):
@@ -86,11 +86,11 @@ def test_waiting_caller_gets_the_error_and_other_sweeps_continue(
     sweep = world.submit(begun=False)
 
     async def story() -> list[object]:
-        asked = (
+        runs = (
             actor.run(str(tmp_path / "nowhere"), "s"),
             actor.run(str(world.workspace.path), sweep),
         )
-        return list(await asyncio.gather(*asked, return_exceptions=True))
+        return list(await asyncio.gather(*runs, return_exceptions=True))
 
     fault, state = asyncio.run(story())
     assert "nowhere" in str(fault)

@@ -1,4 +1,4 @@
-"""A sweep started from earlier ones: what informs it, is skipped, or resumes."""
+"""A sweep started from earlier ones: trials that inform it, are skipped, or are resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workspace with sweeps, and a target that plays their jobs in the store, step by step."""
+"""A workspace with sweeps, and a target that simulates their jobs in the store, step by step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sweep(source: Path, **changes: Any) -> SweepSpec:
 
 
 class World:
-    """A workspace whose jobs are played by `play`."""
+    """A workspace whose jobs are simulated by `play`."""
 
     def __init__(self, folder: Path, script: Script = good) -> None:
         self.folder = folder
