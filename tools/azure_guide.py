@@ -86,7 +86,7 @@ that it runs in.
 - `TensorflowConfiguration` with several workers, and parameter servers, are refused.
 - `AZ_BATCHAI_PYTORCH_INIT_METHOD` is `tcp://`, not a file of a shared disk.
 - Run configurations and environments refuse attributes that they do not have; Azure's ignore some.
-- Experiments are deleted when they have no runs; they cannot be renamed.
+- Only experiments without runs can be deleted; they cannot be renamed.
 """
 
 
