@@ -13,6 +13,7 @@ from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.attempt.record import AttemptRecord
 from rayjobs.engine.board import Served
 from rayjobs.injob.identity import boot_id
+from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch.launchers import launcher_for
 from rayjobs.launch.plan import AttemptContext, AzureIdentity, PlannedNode, with_azureml
 from rayjobs.protocol.attempts import (
@@ -26,7 +27,7 @@ from rayjobs.protocol.attempts import (
     SecretSource,
 )
 from rayjobs.protocol.nodes import Hello
-from rayjobs.spec.model import Packages
+from rayjobs.spec.model import JobSpec, Packages
 from rayjobs.target.versions import installed, parse
 from rayjobs.workspace.azure import AzureSettings
 from rayjobs.workspace.folder import id_of, needs_secrets
@@ -69,30 +70,16 @@ def launch_requests(
         PrepareError: class ``environment``: a node has another version of rayjobs.
     """
     check_nodes(greetings)
-    job, served, spec, first = record.job, record.served, record.job.spec, greetings[0]
-    planned = tuple(
-        PlannedNode(
-            node=index,
-            node_id=allocation.nodes[index],
-            address=hello.address,
-            root=Path(hello.root),
-            gpus=allocation.gpus[index] if index < len(allocation.gpus) else (),
-            base_environment=hello.environment,
-        )
-        for index, hello in enumerate(greetings)
-    )
-    named = spec.environment if isinstance(spec.environment, str) else None
-    # In an image, the node finds the interpreter.
-    own_python = None if spec.container is not None else named
-    if isinstance(spec.environment, Packages) and "/" in (spec.environment.python or ""):
-        named = spec.environment.python  # in an image, packages are added to it
+    spec, first = record.job.spec, greetings[0]
+    planned = _planned(allocation, greetings)
+    own_python = _own_python(spec)
     context = AttemptContext(
-        job=job,
+        job=record.job,
         attempt=record.number,
         nodes=planned,
-        markers=tuple(ids.marker(job.id, record.number, one.node) for one in planned),
-        workspace_name=served.name,
-        workspace_path=served.path,
+        markers=tuple(ids.marker(record.job.id, record.number, one.node) for one in planned),
+        workspace_name=record.served.name,
+        workspace_path=record.served.path,
         azure=azure,
         master_port=master_port,
         injob_path=first.injob_path,
@@ -110,58 +97,103 @@ def launch_requests(
             lease_s=lease_s,
             stall_timeout_s=spec.stall_timeout_s,
         )
-        packages = spec.environment if isinstance(spec.environment, Packages) else None
-        on = AttemptOnNode(
-            workspace=served.path,
-            target=target,
-            job=plan.job,
-            attempt=plan.attempt,
-            node=plan.node,
-            marker=plan.marker,
-            root=plan.root,
-            socket=plan.socket,
-            node_count=plan.node_count,
-            ranks=tuple(one.rank for one in plan.ranks),
-            address=where.address,
-            boot_id=boot_id(),
-            grace_s=plan.grace_s,
-            max_duration_s=plan.max_duration_s,
-            stall_timeout_s=plan.stall_timeout_s,
-            lease_s=plan.lease_s,
-            reads_secrets=needs_secrets(served.path)
-            or bool(spec.inputs or spec.outputs or packages or spec.secrets or spec.container),
-            relay=plan.relay,
-        )
+        on = _on_node(plan, record, target=target, address=where.address)
         nodes.append(NodeOfAttempt(on, where.node_id))
-        requests.append(
-            LaunchRequest(
-                on=on,
-                plan=plan,
-                snapshot=job.snapshot,
-                environment=None
-                if packages is None
-                else PackagesRequest.from_json(packages.model_dump()),
-                container=None
-                if spec.container is None
-                else ContainerRequest.from_json(
-                    {**spec.container.model_dump(), "interpreter": named}
-                ),
-                inputs={
-                    name: InputRequest.from_json(one.model_dump())
-                    for name, one in spec.inputs.items()
-                },
-                outputs={
-                    name: OutputRequest.from_json(one.model_dump())
-                    for name, one in spec.outputs.items()
-                },
-                secrets={
-                    name: SecretSource.from_json(ref.model_dump())
-                    for name, ref in spec.secrets.items()
-                },
-                resume=Resume(run=job.id if record.number > 1 else None, path=spec.resume_from),
-            )
-        )
+        requests.append(_request(on, plan, record))
     return nodes, requests
+
+
+def _planned(allocation: AttemptAllocation, greetings: Sequence[Hello]) -> tuple[PlannedNode, ...]:
+    """Return the nodes of the allocation as the launcher needs them."""
+    return tuple(
+        PlannedNode(
+            node=index,
+            node_id=allocation.nodes[index],
+            address=hello.address,
+            root=Path(hello.root),
+            gpus=allocation.gpus[index] if index < len(allocation.gpus) else (),
+            base_environment=hello.environment,
+        )
+        for index, hello in enumerate(greetings)
+    )
+
+
+def _own_python(spec: JobSpec) -> str | None:
+    """Return the interpreter that the job names for its nodes; None: the node or image has one."""
+    if spec.container is not None or not isinstance(spec.environment, str):
+        return None
+    return spec.environment
+
+
+def _packages(spec: JobSpec) -> Packages | None:
+    """Return the packages that a node installs for the job; None: there are none."""
+    return spec.environment if isinstance(spec.environment, Packages) else None
+
+
+def _python_in_image(spec: JobSpec) -> str | None:
+    """Return the interpreter that the job names in its image; None: the node looks for one."""
+    if isinstance(spec.environment, str):
+        return spec.environment
+    packages = _packages(spec)
+    if packages is not None and "/" in (packages.python or ""):
+        return packages.python  # packages are added to it
+    return None
+
+
+def _on_node(
+    plan: LaunchPlan, record: AttemptRecord, *, target: str, address: str | None
+) -> AttemptOnNode:
+    """Return the name of the attempt on the plan's node, and what its agent must know of it."""
+    spec, workspace = record.job.spec, record.served.path
+    reads_secrets = needs_secrets(workspace) or bool(
+        spec.inputs or spec.outputs or _packages(spec) or spec.secrets or spec.container
+    )
+    return AttemptOnNode(
+        workspace=workspace,
+        target=target,
+        job=plan.job,
+        attempt=plan.attempt,
+        node=plan.node,
+        marker=plan.marker,
+        root=plan.root,
+        socket=plan.socket,
+        node_count=plan.node_count,
+        ranks=tuple(one.rank for one in plan.ranks),
+        address=address,
+        boot_id=boot_id(),
+        grace_s=plan.grace_s,
+        max_duration_s=plan.max_duration_s,
+        stall_timeout_s=plan.stall_timeout_s,
+        lease_s=plan.lease_s,
+        reads_secrets=reads_secrets,
+        relay=plan.relay,
+    )
+
+
+def _request(on: AttemptOnNode, plan: LaunchPlan, record: AttemptRecord) -> LaunchRequest:
+    """Return the request that has the agent of a node prepare and launch the attempt there."""
+    job, spec = record.job, record.job.spec
+    packages, container = _packages(spec), None
+    if spec.container is not None:
+        values = {**spec.container.model_dump(), "interpreter": _python_in_image(spec)}
+        container = ContainerRequest.from_json(values)
+    return LaunchRequest(
+        on=on,
+        plan=plan,
+        snapshot=job.snapshot,
+        environment=None if packages is None else PackagesRequest.from_json(packages.model_dump()),
+        container=container,
+        inputs={
+            name: InputRequest.from_json(one.model_dump()) for name, one in spec.inputs.items()
+        },
+        outputs={
+            name: OutputRequest.from_json(one.model_dump()) for name, one in spec.outputs.items()
+        },
+        secrets={
+            name: SecretSource.from_json(one.model_dump()) for name, one in spec.secrets.items()
+        },
+        resume=Resume(run=job.id if record.number > 1 else None, path=spec.resume_from),
+    )
 
 
 def check_nodes(greetings: Sequence[Hello]) -> None:
