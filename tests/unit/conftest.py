@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_real_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no Ray for unfinished jobs of a target that never was, as commands do."""
+    """Do not let commands start Ray for unfinished jobs: unit tests have no real target."""
     from rayjobs.target import revive
 
     monkeypatch.setattr(revive, "in_background", lambda *_arguments, **_more: None)

@@ -1,4 +1,4 @@
-"""`cluster.yaml` is one that Ray's cluster launcher takes, and safe as it stands."""
+"""Ray's cluster launcher accepts `cluster.yaml`, and its defaults are safe."""
 
 from __future__ import annotations
 
@@ -112,4 +112,4 @@ def test_every_node_gets_open_mpi(cluster: dict[str, Any]) -> None:
     (command,) = [one for one in cluster["setup_commands"] if "openmpi-bin" in one]
     update, install = command.split(" && ")
     assert update.startswith("sudo apt-get") and update.endswith("update")
-    assert install.startswith("sudo ") and " install -y " in install  # no user is there to answer
+    assert install.startswith("sudo ") and " install -y " in install  # no user can answer a prompt

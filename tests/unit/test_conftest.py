@@ -1,4 +1,4 @@
-"""The test run's own promises, shown on a run inside the run."""
+"""What tests/conftest.py guarantees, checked in an inner test run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_has_its_own_home(own_home):
 def test_leaves_a_process(tmp_path):
     child = subprocess.Popen(["sleep", "600"], start_new_session=True, cwd=tmp_path)
     print("left:", child.pid)
-    child.returncode = 0  # nobody waits for it
+    child.returncode = 0  # so that Popen does not wait or warn
 """
 
 

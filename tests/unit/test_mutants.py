@@ -1,4 +1,4 @@
-"""Mutants that prove the fault tests: each still fits the code, and names tests that are there."""
+"""Mutants that prove the fault tests: each still fits the code and names existing tests."""
 
 from __future__ import annotations
 

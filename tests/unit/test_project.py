@@ -77,7 +77,7 @@ def test_every_folder_with_modules_is_a_package() -> None:
     """A forgotten `__init__.py` works in the checkout and is missing after an installation."""
     for name in PACKAGES:
         folders = {path.parent for path in (ROOT / name).rglob("*.py")}
-        # alembic loads migrations by path; a folder that is put on a search path is not one, either
+        # alembic loads migrations by path; a folder on a search path is not a package either
         bare = [
             str(folder.relative_to(ROOT))
             for folder in folders

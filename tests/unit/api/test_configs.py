@@ -220,7 +220,7 @@ def test_the_rules_of_estimators(options: dict[str, Any], where: str) -> None:
     assert where in [problem.path for problem in caught.value.problems]
 
 
-def test_the_plain_estimator_knows_mpi_alone() -> None:
+def test_the_plain_estimator_supports_only_mpi() -> None:
     with pytest.raises(SpecError, match="'gloo' is not supported"):
         Estimator("src", compute_target="local", entry_script="a.py", distributed_backend="gloo")
     with pytest.raises(UsageError, match="framework_version"):
@@ -272,7 +272,7 @@ def test_configuration_objects_have_a_readable_repr() -> None:
 
 
 def test_unsupported_azure_ml_name_suggests_a_replacement() -> None:
-    from rayjobs import ComputeTarget, InteractiveLoginAuthentication, SKLearn  # they exist
+    from rayjobs import ComputeTarget, InteractiveLoginAuthentication, SKLearn  # importable
     from rayjobs import Keyvault, Webservice  # isort: skip # a program imports all names first
 
     assert (ComputeTarget.__name__, SKLearn.__name__) == ("ComputeTarget", "SKLearn")

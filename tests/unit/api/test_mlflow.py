@@ -146,8 +146,8 @@ def losses(attempt: dict[str, str]) -> Callable[..., list[str]]:
             tracking.call("POST", "runs/log-metric", point)
         tracking.call("POST", "runs/log-parameter", {"run_id": made, "key": "n", "value": name})
 
-    def search(*order: str, asked: str = "params.n != ''", most: int = 100) -> list[str]:
-        body = {"experiment_ids": [experiment], "filter": asked, "max_results": most}
+    def search(*order: str, query: str = "params.n != ''", most: int = 100) -> list[str]:
+        body = {"experiment_ids": [experiment], "filter": query, "max_results": most}
         answer = tracking.call("POST", "runs/search", {**body, "order_by": list(order)})
         return [one["info"]["run_name"] for one in answer["runs"]]
 
@@ -176,7 +176,7 @@ def test_a_search_is_sorted(
 
 
 @pytest.mark.parametrize(
-    ("order", "asked", "message"),
+    ("order", "query", "message"),
     [
         ("nothing.loss ASC", "", "'nothing'; runs have metrics"),
         ("metrics.loss FOO", "", "is not understood"),
@@ -184,10 +184,10 @@ def test_a_search_is_sorted(
     ],
 )
 def test_unsupported_search_is_refused(
-    losses: Callable[..., list[str]], order: str, asked: str, message: str
+    losses: Callable[..., list[str]], order: str, query: str, message: str
 ) -> None:
     with pytest.raises(TrackingError, match=message):
-        losses(order, asked=asked)
+        losses(order, query=query)
 
 
 DRIVER = """

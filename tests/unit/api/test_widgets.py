@@ -100,11 +100,11 @@ def test_view_survives_a_busy_store(runs: Runs, monkeypatch: pytest.MonkeyPatch)
     run = runs.workspace.get_run(job.id)
     details = RunDetails(run)
     details.show()
-    asked = iter([StoreBusyError("busy"), StoreBusyError("busy")])
+    errors = iter([StoreBusyError("busy"), StoreBusyError("busy")])
     status = run.get_status
 
     def get_status() -> str:
-        error = next(asked, None)
+        error = next(errors, None)
         if error is not None:
             raise error
         return status()
@@ -112,7 +112,7 @@ def test_view_survives_a_busy_store(runs: Runs, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(run, "get_status", get_status)
     runs.end(job)
     assert details.wait(60)
-    assert "Completed" in notebook.shown[-1] and next(asked, None) is None
+    assert "Completed" in notebook.shown[-1] and next(errors, None) is None
 
 
 def test_close_ends_the_updates(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,13 +195,13 @@ OUTAGE = Failure(FailureClass.DATA, "the storage does not answer", is_outage=Tru
 
 
 def failed_as(failure: Failure | None, *, times: int = 1, outcome: str = "failed") -> Evidence:
-    """Sound except for the end: each attempt failed in the same way, the last one permanently."""
+    """Return a sound history in which all attempts, and so the job, failed in the same way."""
     evidence = history()
     job_of(state=S.FAILED, attempt=times)(evidence)
     one = replace(evidence.attempts["j"][0], failure=failure, outcome=outcome)
     evidence.attempts = {"j": [replace(one, number=number + 1) for number in range(times)]}
-    again = [*LIFE, S.FINALIZING] * times
-    evidence.events = {"j": path_of(*again, S.FAILED)}
+    states = [*LIFE, S.FINALIZING] * times
+    evidence.events = {"j": path_of(*states, S.FAILED)}
     evidence.models, evidence.checkpoints, evidence.waited_with, evidence.ran = [], {}, {}, []
     evidence.written, evidence.logs = {}, {}
     return evidence
@@ -219,13 +219,13 @@ def started_over_and_saved_again(it: Evidence) -> None:
     it.checkpoints = {"j": [Whole(9, 2)]}
 
 
-def started_over_and_is_in_the_store_alone(it: Evidence) -> None:
+def started_over_without_reports_of_its_ranks(it: Evidence) -> None:
     started_over(it)
     it.ran, it.waited_with = [], {}
     attempt_of(1, started_at=NOW)(it)
 
 
-def went_on_from_an_older_one(it: Evidence) -> None:
+def continued_from_an_older_checkpoint(it: Evidence) -> None:
     it.ran = [it.ran[0], replace(it.ran[1], found=3, first=4)]
 
 
@@ -270,8 +270,8 @@ BROKEN: list[tuple[str, str, Callable[[Evidence], None]]] = [
     ("I9", "which is not whole", put(checkpoints={"j": [Whole(3, 1)]}, waited_with={})),
     ("I9", "started over, although step 7 was whole", started_over),
     ("I9", "although step 7 was whole before it", started_over_and_saved_again),
-    ("I9", "over, although step 7 was whole before it", started_over_and_is_in_the_store_alone),
-    ("I9", "from step 3, although step 7 was whole", went_on_from_an_older_one),
+    ("I9", "over, although step 7 was whole before it", started_over_without_reports_of_its_ranks),
+    ("I9", "from step 3, although step 7 was whole", continued_from_an_older_checkpoint),
     ("I9", "lacks steps [4]", put(curves={"j": [0, 1, 2, 3, *range(5, 12)]})),
     ("I9", "lacks steps [11]", put(curves={"j": list(range(11))})),
     ("I9", "lacks steps [0, 1", put(curves={"j": []})),
@@ -302,7 +302,7 @@ def test_a_broken_history_is_named(
     assert any(one.startswith(f"{name}: ") and words in one for one in found), found
 
 
-def test_every_invariant_was_seen_red() -> None:
+def test_every_invariant_has_a_history_that_violates_it() -> None:
     assert {name for name, _, _ in BROKEN} == set(RULES)
 
 
@@ -333,34 +333,40 @@ def test_requeued_attempts_spend_no_budget() -> None:
     assert [one for one in check(evidence) if one.invariant == "I4"] == []
 
 
-def of_limits(evidence: Evidence) -> list[str]:
+def budget_problems(evidence: Evidence) -> list[str]:
     return [one.words for one in check(evidence) if one.invariant == "I4"]
 
 
 def test_job_failed_with_a_retry_left_is_named() -> None:
-    assert of_limits(failed_as(SYSTEM)) == ["j is Failed (system) after 0 of 2 retries"]
-    assert of_limits(failed_as(SYSTEM, times=2)) == ["j is Failed (system) after 1 of 2 retries"]
+    assert budget_problems(failed_as(SYSTEM)) == ["j is Failed (system) after 0 of 2 retries"]
+    assert budget_problems(failed_as(SYSTEM, times=2)) == [
+        "j is Failed (system) after 1 of 2 retries"
+    ]
     assert check(failed_as(SYSTEM, times=3)) == []
     nothing = failed_as(None)
-    assert of_limits(nothing) == ["j is Failed, and its last attempt has no failure"]
+    assert budget_problems(nothing) == ["j is Failed, and its last attempt has no failure"]
 
 
 def test_failures_of_another_class_do_not_spend_a_budget() -> None:
     evidence = failed_as(SYSTEM, times=3)
     attempt_of(0, failure=Failure(FailureClass.NODE_LOST, "lost"))(evidence)
-    assert of_limits(evidence) == ["j is Failed (system) after 1 of 2 retries"]
+    assert budget_problems(evidence) == ["j is Failed (system) after 1 of 2 retries"]
 
 
 def test_outages_have_a_count_of_their_own() -> None:
     assert check(failed_as(OUTAGE, times=9)) == []
-    assert of_limits(failed_as(OUTAGE, times=8)) == ["j is Failed (outage) after 7 of 8 retries"]
-    assert of_limits(failed_as(OUTAGE, times=10)) == ["j met 10 outages in a row; its limit is 8"]
+    assert budget_problems(failed_as(OUTAGE, times=8)) == [
+        "j is Failed (outage) after 7 of 8 retries"
+    ]
+    assert budget_problems(failed_as(OUTAGE, times=10)) == [
+        "j met 10 outages in a row; its limit is 8"
+    ]
     none = failed_as(OUTAGE)
     job_of(spec=JobSpec(script="train.py", retries=Retries(data=0)))(none)
     assert check(none) == []
     apart = failed_as(OUTAGE, times=10)
     attempt_of(5, failure=SYSTEM)(apart)
-    assert of_limits(apart) == ["j is Failed (outage) after 3 of 8 retries"]
+    assert budget_problems(apart) == ["j is Failed (outage) after 3 of 8 retries"]
 
 
 def test_hour_of_work_renews_budgets_of_external_failures() -> None:
@@ -369,11 +375,11 @@ def test_hour_of_work_renews_budgets_of_external_failures() -> None:
     attempt_of(2, started_at=NOW, ended_at=late)(evidence)
     assert check(evidence) == []
     attempt_of(3, started_at=NOW, ended_at=late)(evidence)
-    assert of_limits(evidence) == ["j is Failed (system) after 1 of 2 retries"]
+    assert budget_problems(evidence) == ["j is Failed (system) after 1 of 2 retries"]
     user = failed_as(USER, times=3)
     user.kills = {"j": 3}
     attempt_of(1, started_at=NOW, ended_at=late)(user)
-    assert of_limits(user) == ["j failed 3 times as user; its budget is 1 retries"]
+    assert budget_problems(user) == ["j failed 3 times as user; its budget is 1 retries"]
 
 
 def test_job_that_lost_its_host_twenty_times_may_fail() -> None:
@@ -381,18 +387,18 @@ def test_job_that_lost_its_host_twenty_times_may_fail() -> None:
     for times, found_text in ((21, []), (20, ["j is Failed (system) after 0 of 2 retries"])):
         evidence = failed_as(SYSTEM, times=times, outcome="host_error")
         evidence.attempts = {"j": [replace(one, **hour) for one in evidence.attempts["j"]]}  # type: ignore[arg-type]
-        assert of_limits(evidence) == found_text
+        assert budget_problems(evidence) == found_text
 
 
 def test_permanent_storage_failure_is_not_retried() -> None:
     full = Failure(FailureClass.STORAGE, "the disk is full")
     assert check(failed_as(full, outcome="not_stored")) == []
-    assert of_limits(failed_as(full)) == ["j is Failed (storage) after 0 of 1 retries"]
+    assert budget_problems(failed_as(full)) == ["j is Failed (storage) after 0 of 1 retries"]
 
 
 def test_release_allows_one_more_attempt() -> None:
     evidence = failed_as(SYSTEM, times=4)
-    assert of_limits(evidence) == ["j failed 4 times as system; its budget is 2 retries"]
+    assert budget_problems(evidence) == ["j failed 4 times as system; its budget is 2 retries"]
     add_event(event(200, "release", "released"))(evidence)
     assert check(evidence) == []
 

@@ -24,7 +24,7 @@ STEPS = (JobState.PREPARING, JobState.RUNNING, JobState.FINALIZING)
 
 @dataclass
 class Queue:
-    """Writes jobs the way a target would."""
+    """Writes jobs as a target does."""
 
     workspace: OpenWorkspace
 
@@ -122,7 +122,7 @@ class Done:
 
 
 class Terminal:
-    """Runs typed commands in this process, without a terminal."""
+    """Runs command lines in this process; their output is not a terminal."""
 
     def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
         self._capture = capture
@@ -137,7 +137,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
-    """Runs commands in this process."""
+    """Return a runner of command lines."""
     return Terminal(capsys)
 
 

@@ -1,4 +1,4 @@
-"""Answers in place of a target's actor, in the test's own process."""
+"""A substitute for a target actor that answers requests in the test's own process."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from rayjobs.target.wake_client import socket_of
 
 @contextmanager
 def target(answer: dict[str, Any] | None, *explains: dict[str, Any]) -> Iterator[None]:
-    """Listen in place of the target `local`, and give one answer to every request (None: none).
+    """Listen as the target `local`, and send `answer` to every request; None sends no answer.
 
     Args:
-        explains: Answers to questions about one job, in order; the last one is repeated.
+        explains: Answers to `explain` requests, in order; the last one is repeated.
     """
     left = list(explains)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         runtime_dir(home())
         place = socket_of("local", home())
-        place.unlink(missing_ok=True)  # of an earlier one in the same test
-        listening.bind(str(place))
-        listening.listen(16)
-        held: list[socket.socket] = []
+        place.unlink(missing_ok=True)  # left by an earlier call in the same test
+        listener.bind(str(place))
+        listener.listen(16)
+        connections: list[socket.socket] = []
 
         def serve() -> None:
             while True:
                 try:
-                    connection, _ = listening.accept()
+                    connection, _ = listener.accept()
                 except OSError:
-                    return  # the test is over
-                held.append(connection)
+                    return  # the socket was closed at the end of the test
+                connections.append(connection)
                 if answer is not None:
-                    asked = json.loads(connection.makefile("rb").readline())
+                    request = json.loads(connection.makefile("rb").readline())
                     given = answer
-                    if left and asked["op"] == "explain":
+                    if left and request["op"] == "explain":
                         given = left.pop(0) if len(left) > 1 else left[0]
                     connection.sendall(json.dumps(given).encode() + b"\n")
 
@@ -48,8 +48,8 @@ def target(answer: dict[str, Any] | None, *explains: dict[str, Any]) -> Iterator
         try:
             yield
         finally:
-            listening.shutdown(socket.SHUT_RDWR)
+            listener.shutdown(socket.SHUT_RDWR)
             thread.join(150)
-            for connection in held:
+            for connection in connections:
                 connection.close()
     assert not thread.is_alive()

@@ -110,7 +110,9 @@ def test_a_member_is_shown_by_its_index(queue: Queue, array: Job, terminal: Term
     assert terminal.type("show", f"{tail(array)}[9]").code == 3
 
 
-def test_wait_exits_as_the_worst_member(queue: Queue, array: Job, terminal: Terminal) -> None:
+def test_wait_exits_with_the_code_of_the_worst_member(
+    queue: Queue, array: Job, terminal: Terminal
+) -> None:
     late = Failure(FailureClass.TIME_LIMIT, "reached its limit")
     for index in range(3):
         queue.finish(queue.start(member(queue, array, index), until=JobState.FINALIZING))
@@ -129,7 +131,7 @@ def test_wait_for_a_failed_array_exits_with_1(queue: Queue, array: Job, terminal
     assert terminal.type("wait", "-q", array.id).code == 1
 
 
-def test_cancel_takes_the_array_or_a_member(queue: Queue, array: Job, terminal: Terminal) -> None:
+def test_cancel_of_an_array_or_of_one_member(queue: Queue, array: Job, terminal: Terminal) -> None:
     assert "Canceled" in terminal.type("cancel", f"{array.id}[1]").out
     assert member(queue, array, 0).state is JobState.QUEUED
     done = json.loads(terminal.type("cancel", "--all", "--json").out)

@@ -40,7 +40,7 @@ def test_ls_shows_waiting_and_recently_ended_jobs(queue: Queue, terminal: Termin
     ended = [queue.completed() for _ in range(10)]
     waiting = queue.submit("next")
     lines = terminal.type("ls").out.splitlines()
-    # EXPERIMENT is left out where it is the name of each job.
+    # EXPERIMENT is omitted if it equals NAME for every job.
     assert lines[0].split() == ["ID", "NAME", "STATE", "SUBMITTED", "WAITED", "RAN", "REASON"]
     assert lines[1].split()[:3] == [tail(waiting), "next", "Queued"]
     assert [line.split()[0] for line in lines[2:]] == [tail(job) for job in reversed(ended)]
@@ -346,7 +346,7 @@ def test_default_names_are_numbered_and_their_common_part_selects_the_newest(
 # -- wait, cancel, update, why, events ---------------------------------------------------------
 
 
-def test_wait_exits_as_the_job_did(queue: Queue, terminal: Terminal) -> None:
+def test_wait_exits_with_the_code_of_the_job(queue: Queue, terminal: Terminal) -> None:
     good, bad = queue.completed(), queue.failed()
     late = queue.failed(FailureClass.TIME_LIMIT)
     assert terminal.type("wait", good.id).code == 0
@@ -390,7 +390,7 @@ def test_cancel_of_a_finished_job_changes_nothing(queue: Queue, terminal: Termin
     assert queue.workspace.store.job(job.id) == job
 
 
-def test_cancel_of_an_experiment_takes_its_unfinished_jobs(
+def test_cancel_of_an_experiment_cancels_its_unfinished_jobs(
     queue: Queue, terminal: Terminal
 ) -> None:
     queue.completed("a")
@@ -524,7 +524,7 @@ def test_downloaded_files_are_not_packed_with_the_next_job(
     assert "left out" not in f"{done.out} {done.err}"
     assert terminal.type("download", job.id, "-o", "pretrained").code == 0
     done = terminal.type("submit", "--dry-run", "train.py")
-    assert "left out" not in f"{done.out} {done.err}"  # a named destination counts
+    assert "left out" not in f"{done.out} {done.err}"  # also excludes a folder named with -o
 
 
 OPEN = "--cluster-without-token-anyone-can-run-code"

@@ -21,8 +21,8 @@ from rayjobs.store.requests import JobFilter, NewSweep
 from tests.unit.cli.conftest import Queue, leaves
 from tests.unit.cli.test_completion import completed
 
-# Numbers, times, sizes, new names and free text: there are no choices. A new option
-# belongs here, or gets a source in `completing`.
+# Options without choices: numbers, times, sizes, new names and free text. Add each new option
+# here, or give it a source in `completing`.
 FREE = {
     *("--nodes", "--procs-per-node", "--cpus-per-proc", "--gpus-per-proc", "--memory-per-proc"),
     *("--max-duration", "--grace", "--stall-timeout", "--priority", "--array", "--log-cap"),
@@ -70,11 +70,11 @@ def long_name(parameter: click.Parameter) -> str:
     return next((one for one in parameter.opts if one.startswith("--")), parameter.opts[0])
 
 
-def test_every_value_is_completed_or_free() -> None:
+def test_every_option_completes_its_values_or_is_listed_as_free() -> None:
     undecided = []
     for words, parameter in parameters():
         if type(parameter.type) is not type(click.STRING):
-            continue  # its own type completes, or it is a number
+            continue  # the type itself completes, or is a number
         name = f"{words} {parameter.name}"
         is_argument = isinstance(parameter, click.Argument)
         if name not in FREE_ARGUMENTS if is_argument else long_name(parameter) not in FREE:
@@ -147,7 +147,7 @@ CASES = [
     ("data ls ph", ["photos/"]),
     ("target start la", ["lab"]),
     ("show mn", ["{job}"]),
-    ("why mn", []),  # it has ended
+    ("why mn", []),  # the job has ended
     ("cancel -e mn", ["mnist"]),
 ]
 

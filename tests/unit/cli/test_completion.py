@@ -42,7 +42,7 @@ def test_each_shell_gets_its_script(shell: str, terminal: Terminal) -> None:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_takes_the_script(terminal: Terminal) -> None:
+def test_bash_accepts_the_script(terminal: Terminal) -> None:
     script = terminal.type("completion", "bash").out
     done = subprocess.run(
         ["bash", "-c", f"{script}\ncomplete -p rayjobs"],

@@ -32,7 +32,7 @@ def env(terminal: Terminal) -> Env:
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Path:
+def requirements(tmp_path: Path) -> Path:
     make_wheel(tmp_path / "wheels", "tiny-tool")
     file = tmp_path / "requirements.txt"
     file.write_text("--no-index\n--find-links wheels\ntiny-tool\n")
@@ -40,18 +40,20 @@ def asked(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-def test_an_environment_from_its_file_to_its_removal(env: Env, asked: Path, tmp_path: Path) -> None:
+def test_an_environment_from_its_file_to_its_removal(
+    env: Env, requirements: Path, tmp_path: Path
+) -> None:
     assert json.loads(env("ls", "--json"))["built"] == []
-    assert "Built here  no" in env("show", asked)
-    key = env("build", asked).strip()
-    assert env("build", asked).strip() == key
+    assert "Built here  no" in env("show", requirements)
+    key = env("build", requirements).strip()
+    assert env("build", requirements).strip() == key
     (built,) = json.loads(env("ls", "--json"))["built"]
     assert (built["key"], built["kind"], built["packages"]) == (key, "pip", 1)
     assert built["bytes"] > 1000
     assert key[:12] in env("ls")
     shown = json.loads(env("show", key[:8], "--json"))
     assert shown["list"] == [{"name": "tiny-tool", "version": "1.0", "source": "pip"}]
-    lock = env("lock", asked)
+    lock = env("lock", requirements)
     assert "--hash=sha256:" in lock
     assert env("export", key) == lock
     out = tmp_path / "environment.yml"
@@ -59,7 +61,7 @@ def test_an_environment_from_its_file_to_its_removal(env: Env, asked: Path, tmp_
     assert "tiny-tool==1.0" in out.read_text()
     assert "python=3.11" in out.read_text()
     make_wheel(tmp_path / "wheels", "tiny-tool", "2.0")
-    (row,) = json.loads(env("diff", key, asked, "--json", code=1))
+    (row,) = json.loads(env("diff", key, requirements, "--json", code=1))
     assert row == {"package": "tiny-tool", "first": "1.0", "second": "2.0"}
     env("diff", key, key)
     assert env("prune", "--max-size", "1GiB") == ""
@@ -69,8 +71,8 @@ def test_an_environment_from_its_file_to_its_removal(env: Env, asked: Path, tmp_
 
 
 @pytest.mark.long
-def test_environment_in_use_is_never_removed(env: Env, asked: Path) -> None:
-    key = env("build", asked).strip()
+def test_environment_in_use_is_never_removed(env: Env, requirements: Path) -> None:
+    key = env("build", requirements).strip()
     attempt = home() / "node" / "attempts" / "job1" / "a1"
     attempt.mkdir(parents=True)
     (attempt / "environment.json").write_text(json.dumps({"key": key, "python": "p"}))

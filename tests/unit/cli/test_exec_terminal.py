@@ -18,7 +18,7 @@ with _raw(True):
 def test_input_before_the_session_starts_is_kept() -> None:
     master, terminal = pty.openpty()
     try:
-        os.write(master, b"ls\n")  # while the command still starts
+        os.write(master, b"ls\n")  # the command has not started yet
         done = subprocess.run(
             [sys.executable, "-c", READS], stdin=terminal, capture_output=True, timeout=60
         )

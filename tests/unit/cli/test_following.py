@@ -61,12 +61,12 @@ def test_output_before_the_state_change_never_reverts_a_stage(queue: Queue) -> N
     later = Stages(queue.workspace, job.id, messages.append)
     later.look()
     later.printed(1)
-    assert messages == ["Running", "Running"]  # once each
+    assert messages == ["Running", "Running"]  # one message from each
     queue.finish(queue.workspace.store.job(job.id))
     over = Stages(queue.workspace, job.id, messages.append)
     over.look()
     over.printed(1)
-    assert messages == ["Running", "Running"]  # for a job that had ended before
+    assert messages == ["Running", "Running"]  # none for a job that had already ended
 
 
 def test_held_job_reports_once_how_to_end_the_wait(queue: Queue) -> None:

@@ -142,11 +142,11 @@ def test_run_shows_its_models_and_refused_requests(runs: Runs, terminal: Termina
     runs.publish(job)
     store, blobs = runs.workspace.store, runs.workspace.opened.blobs
     store.move(job.id, attempt=1, old=JobState.RUNNING, new=JobState.FINALIZING)
-    asked = [
+    requests = [
         RequestedModel(name, path, file=path)
         for name, path in (("net", "outputs/model.pt"), ("gone", "outputs/g.pt"))
     ]
-    ready = requested.prepare(store, blobs, job.id, asked)
+    ready = requested.prepare(store, blobs, job.id, requests)
     assert store.finish(job.id, attempt=1, state=JobState.COMPLETED, models=ready)
     shown = terminal.type("show", tail(job)).out
     models_shown = shown[shown.index("\nModels\n") :].split("\n")

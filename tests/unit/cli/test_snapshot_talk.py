@@ -14,7 +14,7 @@ from tests.unit.cli.conftest import Terminal
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_home: Path) -> Path:
-    """The working directory: a script, a key in a file, a file by a secret's name."""
+    """The working directory: a script, a file with a key, a file named like a secret."""
     del own_home
     folder = tmp_path / "project"
     (folder / "data").mkdir(parents=True)

@@ -62,9 +62,9 @@ def spec_of(*arguments: str) -> JobSpec:
 
 def base_of(*arguments: str) -> str | None:
     """Return what the packages of a command line are added to."""
-    asked = spec_of(*arguments).environment
-    assert isinstance(asked, Packages)
-    return asked.base
+    packages = spec_of(*arguments).environment
+    assert isinstance(packages, Packages)
+    return packages.base
 
 
 def test_options_and_a_file_give_the_same_spec(project: Path) -> None:

@@ -49,7 +49,7 @@ def test_waiting_job_gets_a_new_revision_and_keeps_its_position(
     (event,) = (one for one in store.events(job.id) if one.kind == "revision")
     assert "max_duration_s none → 7200" in event.message
     assert "resources.cpus 1 → 2" in event.message
-    assert JobSpec.model_validate_json(event.data["before"]) == job.spec  # kept as it was
+    assert JobSpec.model_validate_json(event.data["before"]) == job.spec  # the earlier spec
     done = terminal.type("update", job.id, "--max-duration", "none", "--untag", "a")
     assert done.out == f"{job.id} priority 3, max-duration none, no tags, revision 3\n"
     assert store.job(job.id).spec.max_duration_s is None

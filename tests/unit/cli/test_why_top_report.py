@@ -150,7 +150,7 @@ def test_why_calls_an_estimate_a_guess_if_a_job_outran_earlier_runs(
         known = queue.workspace.store.usual_durations("local")["mnist", "train.py"]
         assert long.started_at is not None
         while (datetime.now(UTC) - long.started_at).total_seconds() <= known.longest_s:
-            pass  # it has run for longer than the other one in a moment
+            pass  # until it has run for longer than the earlier job
         output = terminal.type("why", long.id).out
         data = json.loads(terminal.type("why", "--json", long.id).out)
     message = (
@@ -242,7 +242,7 @@ def test_report_compares_estimates_with_starts(terminal: Terminal) -> None:
     assert data["jobs"] == 2
     (first,) = data["first_by_target"]
     assert (first["name"], first["count"]) == ("local", 1)
-    assert first["median_late_s"] >= 0.0  # predicted for the moment of the prediction
+    assert first["median_late_s"] >= 0.0  # the first prediction was an immediate start
     (last,) = data["last_by_target"]
     assert last["within_twice"] == 0.0
     assert last["median_late_s"] < -3500
@@ -267,7 +267,7 @@ def test_report_counts_the_jobs_that_had_no_estimate(
     assert counts["placed_with"] == sum(one["count"] for one in data["first_by_target"])
     monkeypatch.setattr(report, "AT_ONCE_S", 1e9)
     assert "without an estimate" not in terminal.type("report", "queue").out
-    monkeypatch.setattr(report, "AT_ONCE_S", -1.0)  # as if all had waited long
+    monkeypatch.setattr(report, "AT_ONCE_S", -1.0)  # every job counts as having waited
     queue.start(queue.submit())
     shown = terminal.type("report", "queue").out
     assert "2 jobs waited more than 10s to start, 1 without an estimate" in shown

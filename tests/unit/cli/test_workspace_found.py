@@ -17,7 +17,7 @@ from tests.unit.cli.conftest import Queue, Terminal
 
 @pytest.fixture
 def in_a_job(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process has the variables of a job's script, and finds no workspace by a variable."""
+    """Set the variables of a job's script, but not RAYJOBS_WORKSPACE."""
     monkeypatch.delenv("RAYJOBS_WORKSPACE")
     monkeypatch.chdir(own_home)
     for name, value in {

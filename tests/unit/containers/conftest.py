@@ -60,9 +60,9 @@ class ImageNode:
 
     def realise(self, image: str | AskedImage, wish: Wish | None = None) -> ReadyImage:
         """Make an image ready, as a new agent of the node does."""
-        asked = image if isinstance(image, AskedImage) else AskedImage(image=image)
+        request = image if isinstance(image, AskedImage) else AskedImage(image=image)
         images = Images(self.paths.images, self.most_bytes)
-        return asyncio.run(images.realise(asked, (wish or self.wish()).work))
+        return asyncio.run(images.realise(request, (wish or self.wish()).work))
 
     @property
     def left_in_building(self) -> list[str]:

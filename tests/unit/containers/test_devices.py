@@ -1,4 +1,4 @@
-"""What a container needs of a node's NVIDIA driver; a stand-in for the driver, on no real GPU."""
+"""The files of a node's NVIDIA driver that a container gets; the driver here is a fake."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def nodes(found: devices.Devices) -> set[str]:
     return {Path(one).name for one in found.nodes}
 
 
-def test_without_gpus_nothing_is_shown(tmp_path: Path) -> None:
+def test_without_gpus_a_container_gets_no_devices(tmp_path: Path) -> None:
     assert devices.find(tmp_path, cdi_folders=(), cache="") == devices.Devices()
 
 

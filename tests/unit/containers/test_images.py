@@ -42,7 +42,7 @@ def oci(tmp_path: Path) -> Path:
 
 
 def fake_engine(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a program called like an engine in front of all others on PATH, and no other engine."""
+    """Write a program with the name of an engine, and make its folder the whole PATH."""
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)
     path = programs / name
@@ -155,18 +155,18 @@ def test_an_image_that_unpacks_to_more_than_the_node_allows_is_refused_and_leave
     image_node: ImageNode, tmp_path: Path, form: str
 ) -> None:
     bomb = layer([file("etc/os-release", b"small\n"), file("zeros", bytes(3 * 2**20))])
-    asked = tmp_path / "bomb"
+    source = tmp_path / "bomb"
     if form == "oci":
-        oci_folder(asked, [SMALL, bomb])
-        assert sum(path.stat().st_size for path in asked.rglob("*")) < 2**16
+        oci_folder(source, [SMALL, bomb])
+        assert sum(path.stat().st_size for path in source.rglob("*")) < 2**16
     elif form == "archive":
-        docker_archive(asked, [SMALL, bomb])
+        docker_archive(source, [SMALL, bomb])
     else:
-        asked.write_bytes(gzip.compress(bomb) if form == "packed tar" else bomb)
+        source.write_bytes(gzip.compress(bomb) if form == "packed tar" else bomb)
     settings = NodeSettings.read("lab", {"RAYJOBS_IMAGE_MOST_GIB": str(2 / 1024)})
     image_node.most_bytes = int(settings.image_most_gib * 2**30)
     with pytest.raises(PrepareError) as caught:
-        image_node.realise(str(asked))
+        image_node.realise(str(source))
     assert caught.value.failure_class == "environment"
     assert caught.value.is_permanent
     problem = "it unpacks to more than 2 MiB. If it may be that large, set RAYJOBS_IMAGE_MOST_GIB "
@@ -174,7 +174,7 @@ def test_an_image_that_unpacks_to_more_than_the_node_allows_is_refused_and_leave
     assert image_node.left_in_building == []
     assert not list(image_node.cache.root.glob("*/image.json"))
     image_node.most_bytes = 2**30
-    assert (image_node.realise(str(asked)).root / "zeros").stat().st_size == 3 * 2**20
+    assert (image_node.realise(str(source)).root / "zeros").stat().st_size == 3 * 2**20
 
 
 def test_a_folder_is_used_where_it_is_and_stays_unchanged(
@@ -271,8 +271,8 @@ def test_an_image_that_leads_outside_fails_as_environment_and_is_not_kept(
 def test_an_unpack_that_is_killed_is_never_used(
     image_node: ImageNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Off switch: `Images._unpacked` lets the folder get its place whatever the program did."""
-    # Thousands of files: unpacking them takes many times as long as one look of the killer.
+    """Off switch: `Images._unpacked` moves the folder to its place although the program failed."""
+    # Thousands of files: unpacking them takes far longer than one round of the killer's loop.
     many = [layer([file(f"{at}/{n}", b"x" * 2_000) for n in range(500)]) for at in range(20)]
     slow = oci_folder(tmp_path / "slow", many, compress=False)
     wish = image_node.wish()
@@ -356,8 +356,8 @@ def test_a_fetch_ends_with_its_job(
     wish = image_node.wish()
 
     async def stopped() -> None:
-        asked = AskedImage(image="registry.example/team/train:1")
-        work = asyncio.ensure_future(Images(image_node.paths.images).realise(asked, wish.work))
+        request = AskedImage(image="registry.example/team/train:1")
+        work = asyncio.ensure_future(Images(image_node.paths.images).realise(request, wish.work))
         while not begun.exists():
             await asyncio.sleep(0.01)
         wish.work.control.stopped.set()
@@ -405,10 +405,10 @@ def test_image_is_fetched_once_unless_a_refresh_is_requested(
     )
     login = engines.Login("registry.example", "reader", "hunter2")
     wish = image_node.wish(secrets=["hunter2"])
-    asked = AskedImage(image="registry.example/team/train:1", login=login)
-    one = image_node.realise(asked, wish)
+    request = AskedImage(image="registry.example/team/train:1", login=login)
+    one = image_node.realise(request, wish)
     assert one.fetched and wish.steps == ["fetch", "unpack"]
-    assert not image_node.realise(asked).fetched
+    assert not image_node.realise(request).fetched
     lines = calls.read_text().splitlines()
     assert len(lines) == 1
     assert "hunter2" not in lines[0] and "--authfile" in lines[0]
@@ -416,8 +416,8 @@ def test_image_is_fetched_once_unless_a_refresh_is_requested(
     assert "hunter2" not in wish.log
     assert not list(image_node.cache.root.rglob("login")), "the password does not stay"
     always = image_node.wish()
-    asked = AskedImage(image="registry.example/team/train:1", always_pull=True)
-    assert image_node.realise(asked, always).key == one.key
+    request = AskedImage(image="registry.example/team/train:1", always_pull=True)
+    assert image_node.realise(request, always).key == one.key
     assert always.steps == ["fetch"], "the same image is not unpacked again"
     assert len(calls.read_text().splitlines()) == 2
 

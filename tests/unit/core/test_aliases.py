@@ -33,14 +33,14 @@ def test_canonical_names(old: str, new: str) -> None:
 
 
 def test_a_record_of_an_older_version_finds_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if a module of the user has the old name."""
+    """The user may have a module of the old name."""
     monkeypatch.setitem(sys.modules, "tuning", ModuleType("tuning"))
     assert resolve("tuning.driver_actor:start") is start
     assert resolve("rayjobs.tuning.driver_actor:start") is start
 
 
 def test_a_package_of_another_user_keeps_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    importlib.import_module("datastore")  # the finder is there
+    importlib.import_module("datastore")  # installs the finder
     theirs = ModuleType("datastore")
     theirs.__path__ = []
     monkeypatch.setitem(sys.modules, "datastore", theirs)
@@ -50,7 +50,7 @@ def test_a_package_of_another_user_keeps_its_modules(monkeypatch: pytest.MonkeyP
         importlib.import_module("datastore.mountfiles")
 
 
-def test_modules_that_moved_are_there() -> None:
+def test_every_moved_module_exists_at_its_new_name() -> None:
     for new in MOVED.values():
         assert importlib.util.find_spec(new) is not None, new
 

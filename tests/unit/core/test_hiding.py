@@ -16,7 +16,7 @@ def test_module_or_package_named_rayjobs_is_reported(tmp_path: Path) -> None:
     assert hiding(tmp_path) == ""
     (tmp_path / "rayjobs" / "injob").mkdir(parents=True)
     (tmp_path / "rayjobs" / "__init__.py").touch()
-    assert hiding(tmp_path) == ""  # a checkout of this one
+    assert hiding(tmp_path) == ""  # looks like a checkout of rayjobs
     (tmp_path / "rayjobs" / "injob").rmdir()
     assert hiding(tmp_path).startswith(f"rayjobs/ in {tmp_path} hides the installed package")
     (tmp_path / "rayjobs.py").touch()

@@ -26,7 +26,7 @@ def test_a_short_path_stays_as_it_is(short_path: Path) -> None:
 def test_long_path_gets_a_short_link(tmp: Path) -> None:
     short = short_tmp.provide(tmp)
     assert short.samefile(tmp)
-    assert short_tmp.provide(tmp) == short  # a start that was undone has left it
+    assert short_tmp.provide(tmp) == short  # the link of an undone start is reused
     below = short / "pymp-xxxxxxxx" / "listener-xxxxxxxx"
     below.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as listener:

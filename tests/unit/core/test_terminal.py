@@ -25,7 +25,7 @@ from rayjobs.core.terminal import Shower, plain_text, safe_text
         ("ünïcode ✓", "ünïcode ✓"),
     ],
 )
-def test_escapes_are_taken_out(raw: str, shown: str) -> None:
+def test_escapes_are_removed(raw: str, shown: str) -> None:
     assert plain_text(raw) == shown
 
 

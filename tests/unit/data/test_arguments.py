@@ -61,7 +61,7 @@ def test_references_become_inputs_and_their_variables_become_arguments(
     }
 
 
-def test_a_reference_without_a_name_has_one_that_a_spec_can_hold(
+def test_a_reference_without_a_name_gets_one_that_is_valid_in_a_spec(
     workspace: Workspace, store: Datastore
 ) -> None:
     references = [store.path(f"digits/{number}") for number in range(20)]
@@ -113,7 +113,7 @@ def test_a_reference_that_was_changed_is_an_input_as_it_is_at_submit(
     assert spec.inputs == {"data": Input(source=source, mode="download")}
 
 
-def test_a_dataset_that_is_not_registered_is_kept_with_its_files_of_now(
+def test_an_unregistered_dataset_is_saved_with_its_current_files(
     workspace: Workspace, store: Datastore
 ) -> None:
     files = Dataset.File.from_files((store, "digits/**/*.txt")).take(2)

@@ -87,7 +87,7 @@ def test_files_that_are_kept_are_reported_and_counted(
     counts = json.loads(done.out)
     assert (done.code, counts["stored"], counts["kept"], counts["differing"]) == (1, 0, 2, 1)
     assert terminal.type("data", "get", "workspaceblobstore/src", "new", "-q").code == 0
-    assert (folder / "new" / "a.txt").read_text() == "a"  # the message is true
+    assert (folder / "new" / "a.txt").read_text() == "a"  # a.txt was not replaced
     done = terminal.type(*put, "--overwrite")
     assert (done.code, done.out) == (0, "stored 2 files (9 B) in workspaceblobstore/src\n")
     (folder / "back" / "deep" / "b.txt").unlink()

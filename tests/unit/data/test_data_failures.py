@@ -80,13 +80,13 @@ def test_process_with_a_mapped_file_dies_silently() -> None:
 @pytest.mark.parametrize(
     ("log", "known"),
     [
-        (OWN_FAULT, facts()),  # the problem of the mount had passed
+        (OWN_FAULT, facts()),  # the mount works again
         (OWN_FAULT, facts(trouble=False)),
         (UNREADABLE.replace(PATH, "/elsewhere"), facts(mounted=False, trouble=False)),
     ],
     ids=["trouble that passed", "no trouble", "another disk"],
 )
-def test_the_scripts_own_faults_stay_its_own(log: str, known: DataFacts) -> None:
+def test_failures_of_the_script_are_not_blamed_on_data(log: str, known: DataFacts) -> None:
     _, failure = diagnose([FAILED], {0: log.encode()}, data=[known])
     assert failure is not None
     assert failure.failure_class is FailureClass.USER

@@ -29,11 +29,11 @@ def workspace(short_path: Path) -> Iterator[OpenWorkspace]:
 
 
 def request(
-    workspace: OpenWorkspace, root: Path, *, boot: str | None = None, **asked: Any
+    workspace: OpenWorkspace, root: Path, *, boot: str | None = None, **fields: Any
 ) -> LaunchRequest:
     root.mkdir()
     return data_request(
-        root, workspace=str(workspace.path), boot_id=boot, node=1, node_count=2, **asked
+        root, workspace=str(workspace.path), boot_id=boot, node=1, node_count=2, **fields
     )
 
 

@@ -81,7 +81,7 @@ def test_lost_bytes_are_reported_and_no_partial_version_is_registered(
     folder = second.bring()
     (folder / "res.txt").write_text("two")
     (refused,) = second.store()
-    assert second.store() == [refused]  # and is not requested from the storage again
+    assert second.store() == [refused]  # without a second request to the storage
     assert "output feat" in refused
     assert "features/res.txt" in refused
     assert second.notes == []
@@ -127,7 +127,7 @@ def test_output_link_is_taken_over_from_an_earlier_attempt_or_ended_job(
     assert again.store() == []
     root = Path(workspace.catalogue.datastore("st").settings["root"])
     assert (root / "features" / "res.txt").read_text() == "whole"
-    # Its files were kept, say, since something could not be stored: it is over all the same.
+    # The attempt has ended, although its files are still here, for example because a store failed.
     (again.root / "exit.json").write_text("{}")
     late = Attempt(node, workspace, tmp_path, "late")
     assert late.bring(path_on_compute=str(place)) == place
@@ -187,7 +187,7 @@ def test_a_mounted_output_appears_by_a_link_where_the_job_wants_it(
 
 
 def shown(attempt: Attempt) -> dict[str, bool]:
-    """What a container sees of the attempt's data: by path, whether it is read-only there."""
+    """Return the paths of the attempt's data in a container, and whether each is read-only."""
     request = data_request(attempt.root, marker="shown", job=attempt.job, attempt=attempt.number)
     binds = attempt.node.shown_in_containers(request.on)
     assert all(bind.source == bind.target for bind in binds)
@@ -220,7 +220,7 @@ def test_a_container_can_write_to_outputs_outside_of_the_attempts_folder(
 def test_a_container_sees_an_output_inside_a_read_only_input_as_writable(
     node: NodeData, workspace: OpenWorkspace, short_path: Path
 ) -> None:
-    """The kernel mounts in the order of the list: the folder above must come first."""
+    """The kernel mounts in list order, so the parent folder must come first."""
     attempt = Attempt(node, workspace, short_path, "one")
     folder = attempt.bring("st/all/new", mode="mount")
     path = attempt.root / "data.json"
@@ -233,7 +233,7 @@ def test_a_container_sees_an_output_inside_a_read_only_input_as_writable(
     assert [*shown(attempt).items()] == [(str(folder.parent), True), (str(folder), False)]
 
 
-def test_an_input_that_closes_the_folder_of_an_output_is_refused(
+def test_an_input_that_makes_the_folder_of_an_output_read_only_is_refused(
     workspace: OpenWorkspace, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").mkdir()
@@ -242,8 +242,8 @@ def test_an_input_that_closes_the_folder_of_an_output_is_refused(
     root.mkdir(parents=True)
     Datastore(workspace, "st").backend.root.joinpath("both").mkdir()  # type: ignore[attr-defined]
     output = {"destination": "st/both", "source_globs": (), "path_on_compute": None, **MOUNTED}
-    asked = {"source": "st/both", "mode": "mount", "path_on_compute": None}
-    request = data_request(root, outputs={"feat": output}, inputs={"x": asked})
+    fields = {"source": "st/both", "mode": "mount", "path_on_compute": None}
+    request = data_request(root, outputs={"feat": output}, inputs={"x": fields})
     with pytest.raises(PrepareError, match="written to the same folder"):
         node.bring(request, workspace, note=lambda *_: None)
     node.pool.shutdown()

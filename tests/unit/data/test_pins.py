@@ -19,8 +19,8 @@ def spec_with(**values: Any) -> JobSpec:
 
 def test_a_dataset_is_pinned_to_its_newest_version(workspace: Workspace, store: Datastore) -> None:
     Dataset.File.from_files((store, "digits/train")).register(workspace, "digits")
-    asked = spec_with(inputs={"a": {"source": "dataset:digits"}})
-    pinned, problems, warnings = pin(workspace.opened, asked)
+    spec = spec_with(inputs={"a": {"source": "dataset:digits"}})
+    pinned, problems, warnings = pin(workspace.opened, spec)
     assert (problems, warnings) == ([], [])
     assert pinned.inputs["a"].source == "dataset:digits:1"
     Dataset.File.from_files((store, "digits/test")).register(
@@ -28,14 +28,14 @@ def test_a_dataset_is_pinned_to_its_newest_version(workspace: Workspace, store: 
     )
     again, _, _ = pin(workspace.opened, pinned)
     assert again.inputs["a"].source == "dataset:digits:1"
-    newest, _, _ = pin(workspace.opened, asked)
+    newest, _, _ = pin(workspace.opened, spec)
     assert newest.inputs["a"].source == "dataset:digits:2"
 
 
 @pytest.mark.parametrize("path", ["digits", "digits/train/a.txt", "digits/**/*.txt", ""])
 def test_existing_path_may_be_an_input(workspace: Workspace, store: Datastore, path: str) -> None:
-    asked = spec_with(inputs={"a": {"source": f"workspaceblobstore/{path}"}})
-    assert pin(workspace.opened, asked) == (asked, [], [])
+    spec = spec_with(inputs={"a": {"source": f"workspaceblobstore/{path}"}})
+    assert pin(workspace.opened, spec) == (spec, [], [])
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_path_written_by_a_parent_job_may_be_missing(
     workspace: Workspace, store: Datastore
 ) -> None:
     first = submit(workspace.opened, spec_with(), wake=False).job
-    asked = spec_with(
+    spec = spec_with(
         inputs={"a": {"source": "workspaceblobstore/made"}}, depends_on=[{"job": first.id}]
     )
-    checked = check(workspace.opened, asked)
+    checked = check(workspace.opened, spec)
     assert "not there yet" in " ".join(checked.warnings)
 
 
@@ -115,16 +115,16 @@ def test_storage_unreachable_from_the_client_is_a_warning(
         secret_key_env="NO_SUCH_SECRET",
         skip_validation=True,
     )
-    asked = spec_with(inputs={"a": {"source": "photos/pets"}})
-    pinned, problems, warnings = pin(workspace.opened, asked)
-    assert (pinned, problems) == (asked, [])
+    spec = spec_with(inputs={"a": {"source": "photos/pets"}})
+    pinned, problems, warnings = pin(workspace.opened, spec)
+    assert (pinned, problems) == (spec, [])
     assert "NO_SUCH_KEY" in warnings[0]
 
 
 def test_run_shows_the_version_it_reads(workspace: Workspace, store: Datastore) -> None:
     dataset = Dataset.File.from_files((store, "digits")).register(workspace, "digits")
-    asked = spec_with(inputs={"a": {"source": "dataset:digits", "mode": "download"}})
-    job = submit(workspace.opened, asked, wake=False).job
+    spec = spec_with(inputs={"a": {"source": "dataset:digits", "mode": "download"}})
+    job = submit(workspace.opened, spec, wake=False).job
     before = inputs_read(workspace.store, job)
     assert before == [{"name": "a", "source": "dataset:digits:1", "mode": "download"}]
     seen = {
@@ -151,8 +151,8 @@ def test_run_shows_the_version_it_reads(workspace: Workspace, store: Datastore) 
 
 
 def test_run_shows_that_an_input_changed(workspace: Workspace, store: Datastore) -> None:
-    asked = spec_with(inputs={"a": {"source": "workspaceblobstore/digits", "mode": "mount"}})
-    job = submit(workspace.opened, asked, wake=False).job
+    spec = spec_with(inputs={"a": {"source": "workspaceblobstore/digits", "mode": "mount"}})
+    job = submit(workspace.opened, spec, wake=False).job
     for attempt in (1, 2):
         seen = {"name": "a", "how": "linked", "version": "", "files": 3, "bytes": 6}
         workspace.store.add_event(job.id, "input", "input a", attempt=attempt, data=seen)

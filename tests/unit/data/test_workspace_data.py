@@ -73,9 +73,7 @@ def test_inputs_in_a_job_are_paths_and_unknown_names_list_them() -> None:
 
 
 @pytest.mark.long
-def test_a_mapping_of_a_workspace_answers_for_an_address(
-    workspace: Workspace, tmp_path: Path
-) -> None:
+def test_a_mapping_of_a_workspace_replaces_an_address(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "small.csv").write_text("x\n1\n")
     url = "https://example.test/big.csv"
     AzureSettings(workspace.store).map_url(url, str(tmp_path / "small.csv"))
@@ -122,7 +120,7 @@ def test_address_is_mapped_by_the_workspace_settings(tmp_path: Path) -> None:
         assert f"/{entry.key}" == str(folder / "x.csv")
 
 
-def test_a_workspace_that_is_only_served_maps_no_address_of_others(tmp_path: Path) -> None:
+def test_opening_a_workspace_to_serve_it_maps_no_addresses(tmp_path: Path) -> None:
     _mapped(tmp_path, "first")[0].close()
     with open_workspace(tmp_path / "first", create=False) as served:
         assert urlmap.map_url(f"{CONTAINER}/x.csv") is None
@@ -132,7 +130,7 @@ def test_a_workspace_that_is_only_served_maps_no_address_of_others(tmp_path: Pat
     assert urlmap.map_url(f"{CONTAINER}/x.csv") is None
 
 
-def test_a_workspace_that_was_moved_keeps_no_other_from_mapping(tmp_path: Path) -> None:
+def test_a_moved_workspace_does_not_disable_the_mappings_of_others(tmp_path: Path) -> None:
     first, folder = _mapped(tmp_path, "first")
     second, _ = _mapped(tmp_path, "second")
     with contextlib.closing(first), contextlib.closing(second):

@@ -1,4 +1,4 @@
-"""The node cache: verified before visible, fetched once, bounded, in use is kept."""
+"""The node cache: files are verified, fetched once, kept while in use, and limited in size."""
 
 import os
 import threading
@@ -108,9 +108,9 @@ def test_concurrent_requests_fetch_once(server: Server, tmp_path: Path) -> None:
     entry = server.entry("a", b"content")
     server.hold = threading.Event()
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(lambda: cache_at(tmp_path).ensure(entry, server)) for _ in range(8)]
+        requests = [pool.submit(lambda: cache_at(tmp_path).ensure(entry, server)) for _ in range(8)]
         server.hold.set()
-        found = [future.result(150) for future in asked]
+        found = [future.result(150) for future in requests]
     assert server.given == ["a"]
     assert sum(cached.fetched for cached in found) == 1
 
@@ -132,7 +132,7 @@ def test_a_broken_fetch_leaves_nothing(server: Server, tmp_path: Path) -> None:
     entry = server.entry("a", b"content")
     cache = cache_at(tmp_path, max_bytes=10)
     server.down = True
-    for _ in range(5):  # the reservation is released, else the bound would be reached
+    for _ in range(5):  # over the limit together, unless each releases its reservation
         with pytest.raises(DatastoreUnavailable):
             cache.ensure(entry, server)
     assert list((tmp_path / "cache" / "partial").iterdir()) == []
@@ -238,13 +238,16 @@ def test_partial_fetch_of_a_dead_process_is_removed(server: Server, tmp_path: Pa
 
 
 def test_running_fetch_is_never_removed(server: Server, tmp_path: Path) -> None:
-    """Off switch: `_is_locked` returns False. A fetch in another PID namespace has no pid here."""
+    """Off switch: `_is_locked` returns False.
+
+    The pid of a fetch in another PID namespace is unknown here.
+    """
     cache = cache_at(tmp_path, max_bytes=20)
     claim = cache._reserve(9, tmp_path / "cache" / "partial" / "abc.need")
     try:
         (tmp_path / "cache" / "partial" / "abc").write_bytes(b"x" * 9)
         cache.ensure(server.entry("a", b"a" * 8), server)
-        cache.ensure(server.entry("b", b"b" * 8), server)  # for which room has to be made
+        cache.ensure(server.entry("b", b"b" * 8), server)  # evicts a
         left = sorted(path.name for path in (tmp_path / "cache" / "partial").iterdir())
         assert left == ["abc", "abc.need"]
     finally:

@@ -1,4 +1,4 @@
-"""Asking a workspace for its catalogue reads nothing else of it."""
+"""`catalogue_of` a workspace reads only its attribute `catalogue`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from rayjobs.datastore.stores import catalogue_of
 
 
 class Workspace:
-    """Has names that a catalogue has too, as a real workspace does."""
+    """Has attributes that a catalogue also has, as a real workspace does."""
 
     def __init__(self) -> None:
         self.catalogue = MemoryCatalogue()
 
     @property
     def datasets(self) -> object:
-        raise AssertionError("to list the datasets asks for the catalogue again")
+        raise AssertionError("listing the datasets would request the catalogue again")
 
     datastores = datasets
 
 
-def test_a_workspace_is_asked_for_its_catalogue_alone() -> None:
+def test_only_the_catalogue_of_a_workspace_is_read() -> None:
     workspace = Workspace()
     assert catalogue_of(workspace) is workspace.catalogue
     assert catalogue_of(workspace.catalogue) is workspace.catalogue

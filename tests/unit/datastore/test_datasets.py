@@ -102,19 +102,19 @@ def test_download_keeps_the_structure(pets: FileDataset, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_a_dataset_for_the_length_of_a_block(
+def test_a_dataset_is_mounted_during_a_with_block(
     pets: FileDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATASTORE_CACHE", str(tmp_path / "cache"))
     with pets.mount() as where:
         assert (Path(where) / "cats" / "1.jpg").read_text() == "pet 1"
     assert not Path(where).exists()
-    held = pets.mount(tmp_path / "here")
-    held.start()
-    assert held.mount_point == str(tmp_path / "here")
+    mount = pets.mount(tmp_path / "here")
+    mount.start()
+    assert mount.mount_point == str(tmp_path / "here")
     assert (tmp_path / "here" / "dogs" / "0.jpg").read_text() == "pet 0"
-    held.stop()
-    held.stop()
+    mount.stop()
+    mount.stop()
     assert not (tmp_path / "here").exists()
 
 
@@ -136,7 +136,7 @@ def test_versions(pets: FileDataset, catalogue: MemoryCatalogue, store: Datastor
     first = pets.register(catalogue, "pets", description="small", tags={"kind": "toy"})
     assert (first.name, first.version, first.description) == ("pets", 1, "small")
     assert first.tags == {"kind": "toy"}
-    assert pets.register(catalogue, "pets").version == 1  # the very same files: nothing to do
+    assert pets.register(catalogue, "pets").version == 1  # the files are unchanged
     with pytest.raises(DatasetExists):
         pets.take(4).register(catalogue, "pets")
     same = pets.register(catalogue, "pets", tags={"seen": "twice"}, create_new_version=True)

@@ -54,7 +54,7 @@ def test_a_touched_file_with_the_known_content_is_the_same(folder: Path) -> None
     (folder / "d").write_text("D")
     (change,) = changes(seen)
     assert (change.digest, change.digest_now) == (digest_of(b"d"), digest_of(b"D"))
-    assert len(list(changes(seen, most_read_bytes=0))) == 2  # what is not read is not known
+    assert len(list(changes(seen, most_read_bytes=0))) == 2  # an unread file counts as changed
 
 
 def test_uninspectable_file_is_named_and_the_others_are_compared(

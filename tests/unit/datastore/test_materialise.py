@@ -202,7 +202,7 @@ def test_a_download_is_a_private_copy_that_can_be_written_to(
     assert not (Path(images.container_name) / "pets" / "extracted").exists()
     release(done)
     assert not Path(done.path).exists()
-    now = stored.stat()  # but for the time of the last reading
+    now = stored.stat()  # only the access time may differ
     assert (now.st_ino, now.st_mtime_ns, now.st_mode) == (
         before.st_ino,
         before.st_mtime_ns,
@@ -219,7 +219,7 @@ def test_mount_without_namespaces_or_fuse_becomes_a_reported_copy(
     exact: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Modes refuse nothing to root: what holds for all is that no write reaches the store."""
+    """File modes do not stop root, so check only that no write reaches the store."""
     monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
     stored = Path(images.container_name) / "pets" / "cats" / "1.jpg"
     dataset = Dataset.File.from_files((images, "pets"))
@@ -258,7 +258,7 @@ def test_targets_of_links_in_a_folder_are_read_only(
 def test_single_file_input_protects_only_itself(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path, mode: str
 ) -> None:
-    """Even where it is the only file there: a script may write its results next to it."""
+    """Even if its folder has no other file: a script may write its results there."""
     Dataset.File.from_files((images, "table.csv")).register(catalogue, "table")
     Dataset.File.from_files((images, "pets/cats/1.jpg")).register(catalogue, "cat")
     root = Path(images.container_name)
@@ -316,7 +316,7 @@ def test_link_to_a_folder_with_the_users_home_protects_neither(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
 ) -> None:
     pets = Path(images.container_name) / "pets"
-    (pets / "home").symlink_to(into.parent)  # holds the attempt
+    (pets / "home").symlink_to(into.parent)  # contains the folder of the attempt
     (into.parent).mkdir()
     source = resolve_input(images.path("pets", "pets"), catalogue)
     done = materialise(source, None, node, into=into, protection=JOB)

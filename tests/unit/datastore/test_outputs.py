@@ -39,12 +39,12 @@ def test_other_bytes_are_refused_before_anything_is_stored(
     assert sorted(path.name for path in stored.iterdir()) == ["res.txt", "same.txt"]
     assert (stored / "res.txt").read_text() == "one"
     assert (second / "res.txt").read_text() == "two"
-    with pytest.raises(DataExists, match="overwrite=True"):  # of another size, too
+    with pytest.raises(DataExists, match="overwrite=True"):  # also if the size differs
         store(features, written(features, tmp_path / "3", res="three, longer"))
     asked = replace(features, overwrite=True)
     assert store(asked, second).moved == 3
     assert (stored / "res.txt").read_text() == "two"
-    assert len(store(features, second).kept) == 3  # stored again, everything is there
+    assert len(store(features, second).kept) == 3  # a second store moves nothing
 
 
 def test_concurrent_writer_is_detected(

@@ -81,8 +81,8 @@ def test_errors_travel_between_processes() -> None:
     ]
     assert len(kinds) > 10
     for kind in kinds:
-        again = pickle.loads(pickle.dumps(kind("what was asked")))
-        assert (type(again), str(again)) == (kind, "what was asked")
+        again = pickle.loads(pickle.dumps(kind("what was requested")))
+        assert (type(again), str(again)) == (kind, "what was requested")
 
 
 def test_digests(tmp_path: Path) -> None:

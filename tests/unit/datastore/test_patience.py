@@ -48,7 +48,7 @@ def test_check_gives_up_soon_and_reports_what_it_waits_for(
     ]
 
 
-def test_a_listing_for_a_person_gives_up_as_soon(silent: Proxy) -> None:
+def test_an_interactive_listing_gives_up_as_soon_as_a_check(silent: Proxy) -> None:
     with pytest.raises(DatastoreUnavailable):
         _backend(silent).children("photos")
     assert silent.connections == 2

@@ -1,4 +1,4 @@
-"""From user input to the exact files."""
+"""Sources that a user writes are resolved to exact files."""
 
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def test_several_sources_keep_distinguishing_path_parts(record: DatastoreRecord)
     assert paths(record, "cats", "dogs/deep") == ["cats/1.jpg", "cats/2.jpg", "dogs/deep/3.jpg"]
 
 
-def test_a_file_named_twice_is_there_once(record: DatastoreRecord) -> None:
+def test_a_file_named_twice_is_listed_once(record: DatastoreRecord) -> None:
     assert paths(record, "cats", "cats/1.jpg") == ["1.jpg", "2.jpg"]
 
 

@@ -109,7 +109,7 @@ def test_upload_keeps_the_structure_and_returns_a_reference(store: Datastore, so
 
 def test_upload_keeps_existing_files_unless_overwriting(store: Datastore, source: Path) -> None:
     store.upload(source, "d", show_progress=False)
-    store.upload(source, "d", show_progress=False)  # the same files: nothing to warn of
+    store.upload(source, "d", show_progress=False)  # no warning: the files are the same
     (source / "a.txt").write_text("changed")
     with pytest.warns(KeptOtherFile, match=r"0 stored, 2 kept .*, 1 of them .* size \(d/a\.txt\)"):
         store.upload(source, "d", show_progress=False)

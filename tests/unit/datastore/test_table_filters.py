@@ -99,7 +99,7 @@ def test_invalid_condition_is_refused(
         people.filter(condition(people)).to_arrow_table()
 
 
-def test_conditions_are_not_true_or_false_by_themselves(people: TabularDataset) -> None:
+def test_conditions_have_no_truth_value(people: TabularDataset) -> None:
     with pytest.raises(InvalidReference, match="combine conditions with &"):
         assert people["age"] > 3 and people["age"] < 40
 
@@ -138,7 +138,7 @@ def test_columns_of_zoned_times_compare_with_plain_ones_in_utc(
     assert ids(zoned.with_timestamp_columns("at").time_before(NOON)) == [11, 12]
 
 
-def test_the_newest_rows_are_counted_back_from_now(store: Datastore, tmp_path: Path) -> None:
+def test_the_newest_rows_are_selected_by_their_age(store: Datastore, tmp_path: Path) -> None:
     now = datetime.now(UTC).replace(tzinfo=None)
     lines = ["id,at"] + [f"{days},{now - timedelta(days=days, hours=1)}" for days in range(5)]
     (tmp_path / "store" / "recent.csv").write_text("\n".join(lines) + "\n")
@@ -225,7 +225,7 @@ def test_a_format_that_does_not_fit_is_refused(sales: Datastore, given: str, mes
         Dataset.File.from_files((sales, "sales"), partition_format=given)
 
 
-def test_a_path_that_gives_no_time_and_a_column_that_is_there_are_refused(
+def test_a_partition_without_a_valid_time_or_with_the_name_of_a_column_is_refused(
     store: Datastore, tmp_path: Path
 ) -> None:
     (tmp_path / "store" / "x" / "2026" / "13").mkdir(parents=True)

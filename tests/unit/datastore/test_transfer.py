@@ -78,7 +78,7 @@ def test_no_transfer_starts_after_a_failure() -> None:
     assert sorted(begun) == [0, 1]
 
 
-def test_nothing_to_do_is_done() -> None:
+def test_transfer_of_no_files_returns() -> None:
     for_each([], lambda item, stop: None)
 
 
@@ -101,12 +101,12 @@ class Terminal:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: `write` does not buffer."""
 
 
 def test_a_terminal_gets_one_line_that_changes() -> None:
     terminal = Terminal()
-    line = ProgressLine(terminal, every_s=0)  # type: ignore[arg-type]  # as much of a stream as used
+    line = ProgressLine(terminal, every_s=0)  # type: ignore[arg-type]  # has the methods used
     line(Progress("upload", 0, 2, 0, 2000))
     line(Progress("upload", 2, 2, 2000, 2000, finished=True))
     assert terminal.text == (

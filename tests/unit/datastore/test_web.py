@@ -1,4 +1,4 @@
-"""Files of a web server as datasets: fetched once, by their digest, or answered from a folder."""
+"""Files of a web server as datasets: fetched once, by their digest, or replaced by local files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_file_is_fetched_once_and_known_by_its_digest(server: WebServer, tmp_p
     assert (entry.path, entry.digest) == ("titanic.csv", digest_of(b"name,age\nann,7\n"))
     files.download(tmp_path / "here", show_progress=False)
     assert (tmp_path / "here" / "titanic.csv").read_bytes() == b"name,age\nann,7\n"
-    # Listed again, the server was asked whether the file is the same, and it was.
+    # The second listing asked the server whether the file had changed, and it had not.
     assert server.statuses("/demo/titanic.csv") == [200, 304]
 
 
@@ -119,7 +119,7 @@ def test_missing_or_protected_url_is_reported(server: WebServer, cache: Path) ->
         )
 
 
-def test_a_mapping_answers_for_an_address_and_for_all_below_one(
+def test_a_mapping_replaces_an_address_and_all_addresses_below_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mnist" / "train").mkdir(parents=True)
@@ -181,7 +181,7 @@ def test_unused_kept_files_are_removed_after_a_while(
     assert plan().items == []
     for path in (cache / "web").rglob("*"):
         os.utime(path, (0, 0))
-    used = backend.stat("used")  # the server says that it is unchanged
+    used = backend.stat("used")  # the server answers that the file is unchanged
     assert used is not None
     made = plan()
     assert {(item.kind, item.name.split("/")[0]) for item in made.items} == {

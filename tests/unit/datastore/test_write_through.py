@@ -18,7 +18,7 @@ from rayjobs.datastore.write_through import WriteThrough, folder_of
 
 
 class Case:
-    """An output whose destination is a folder, written through as if it were not one."""
+    """An output in a local folder that is written through as if the folder were a bucket."""
 
     def __init__(self, top: Path) -> None:
         self.store, self.folder, self.top = top / "store", top / "folder", top
@@ -61,7 +61,7 @@ def test_files_of_the_destination_exist_at_the_start(case: Case) -> None:
     assert case.through.fill() == 1
     assert (case.folder / "deep" / "old.txt").read_text() == "old"
     assert os.listdir(case.folder) == ["deep"]
-    assert case.through.sync() == case.through.sync(final=True)  # nothing is new
+    assert case.through.sync() == case.through.sync(final=True)  # no new files
     assert case.stored() == {"deep/old.txt": "old"}
 
 
@@ -105,7 +105,7 @@ def test_a_file_that_cannot_be_seen_stays_in_the_destination(
     case.write("gone.txt", "three")
     case.through.sync()
     (case.folder / "gone.txt").unlink()
-    # The way to one file leads to a place that is not mounted now; the other cannot be read.
+    # The folder of one file is a link to an unmounted path; the other file cannot be read.
     (case.folder / "deep").rename(case.top / "elsewhere")
     (case.folder / "deep").symlink_to(case.top / "not mounted")
     for name in ("stat", "lstat"):
@@ -148,7 +148,7 @@ def test_a_folder_that_is_moved_aside_during_a_sync_removes_nothing(
     assert case.stored() == {"a.txt": "one"}
 
 
-def test_files_stay_from_the_moment_at_which_nothing_may_be_removed(case: Case) -> None:
+def test_files_stay_once_nothing_may_be_removed(case: Case) -> None:
     case.through.fill()
     case.write("a.txt", "one")
     case.through.sync()

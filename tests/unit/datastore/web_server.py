@@ -1,4 +1,4 @@
-"""A web server for a test: files by path, with responses set by the test, and all requests kept."""
+"""A web server for tests: serves files by path, with set faults, and records all requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class WebServer:
-    """Serves `files`; `faults` are answered first, in order."""
+    """Serves `files`; each fault in `faults` is the answer to one request, in order."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -57,7 +57,7 @@ class WebServer:
 
     def statuses(self, path: str) -> list[int]:
         """Return the responses to requests for a path, in order."""
-        return [status for asked, status in self.requests if asked == path]
+        return [status for requested, status in self.requests if requested == path]
 
     @contextmanager
     def running(self) -> Iterator[WebServer]:

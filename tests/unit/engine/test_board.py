@@ -65,7 +65,7 @@ def test_old_registrations_of_one_workspace_make_one_view(workspace: Path, tmp_p
     board = Board("local", folder, opened)
 
     async def play() -> None:
-        for spelling in reversed(spellings(workspace)):  # a link first, as an older client names it
+        for spelling in reversed(spellings(workspace)):  # the link first, as an older client did
             await board.add(str(spelling))
         await board.refresh()
 
@@ -87,7 +87,7 @@ def test_a_workspace_that_is_named_by_a_link_is_served_by_its_real_path(
 def test_a_store_that_is_seen_through_two_folders_has_one_view(
     workspace: Path, tmp_path: Path
 ) -> None:
-    # Hard links stand for a bind mount, which needs rights: other folder, the same files.
+    # Hard links simulate a bind mount, which needs privileges: two folders with the same files.
     twin = tmp_path / "twin"
     twin.mkdir()
     for file in ("workspace.json", "store.db"):
@@ -141,7 +141,7 @@ def test_a_copied_workspace_is_refused_while_its_original_is_served(
         assert await board.add(str(copy)) is None
         assert f"a copy of the workspace {workspace}" in board.refused[str(copy)]
         assert board.is_complete, "leftovers of ended attempts would never be swept"
-        (copy / "workspace.json").unlink()  # the text of the message
+        (copy / "workspace.json").unlink()  # the remedy in the message
         open_workspace(copy).close()
         assert await board.add(str(copy)) is not None
         assert board.refused == {}

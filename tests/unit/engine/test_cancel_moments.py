@@ -1,4 +1,4 @@
-"""A cancel at any moment of a job's life gives one correct end."""
+"""A cancel at any moment of a job's lifetime gives one correct end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Moments:
         return call
 
     def moment(self, job: str) -> None:
-        """Count a moment of the job's life; its own one is when its end is asked for."""
+        """Count one moment of the job's lifetime; cancel the job at the moment set for it."""
         if job not in self.at:
             return
         self.seen[job] += 1
@@ -84,7 +84,7 @@ def test_cancel_at_any_moment_gives_one_consistent_end(
             if what == "launch":
                 agent.instant = None if job in endless else 0
             if what == "follow" and job in endless:
-                cancel(job)  # at the latest
+                cancel(job)  # the last chance: it never ends by itself
             return note(agent, what, on)
 
         moments.cancel = cancel

@@ -157,7 +157,7 @@ def test_a_job_is_listed_from_its_submission_to_its_end(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
-def test_a_job_that_ended_between_two_looks_is_listed_with_the_node_of_its_log(
+def test_a_job_that_ended_between_two_updates_is_listed_with_the_node_of_its_log(
     tmp_path: Path,
 ) -> None:
     async def scene(here: Scene) -> None:
@@ -172,10 +172,10 @@ def test_a_job_that_ended_between_two_looks_is_listed_with_the_node_of_its_log(
 
 @pytest.mark.long
 def test_the_same_job_in_a_copied_workspace_does_not_hide_the_others(tmp_path: Path) -> None:
-    """Both workspaces have the ended job; what ran on in the original was canceled in the copy."""
+    """Both workspaces have both jobs; the waiting one is canceled only in the copy."""
 
     async def scene(here: Scene) -> None:
-        ended, goes_on = here.start(here.submit()), here.submit()
+        ended, waiting = here.start(here.submit()), here.submit()
         here.complete(ended)
         here.store.close()
         copy = tmp_path / "copy"
@@ -187,7 +187,7 @@ def test_the_same_job_in_a_copied_workspace_does_not_hide_the_others(tmp_path: P
             QueueView(Served(str(copy), "ws2", there), "local"),
             QueueView(here.served, "local"),
         ]
-        there.request_cancel(goes_on.id)
+        there.request_cancel(waiting.id)
         here.clock.ahead_s += 10.0
         for view in views:
             await view.look()
@@ -195,7 +195,7 @@ def test_the_same_job_in_a_copied_workspace_does_not_hide_the_others(tmp_path: P
         await here.jobs.settled()
         there.close()
         assert here.shown(ended).status == "SUCCEEDED"
-        assert here.shown(goes_on).status == "PENDING"
+        assert here.shown(waiting).status == "PENDING"
 
     (tmp_path / "w").mkdir()
     play(tmp_path / "w", scene)
@@ -299,7 +299,7 @@ def test_nothing_is_written_before_the_job_managers_have_started(tmp_path: Path)
         here.submit()
         await here.step(5.0)
         assert here.records.kept == {}
-        await here.step(dashboard_jobs.AGENTS_WAIT_S)  # without them, then
+        await here.step(dashboard_jobs.AGENTS_WAIT_S)  # the wait for the managers is over
         assert len(here.records.kept) == 1
 
     play(tmp_path, scene)

@@ -240,7 +240,7 @@ def test_agent_lost_during_a_stop_request_leaves_no_unhandled_error(
             self.lost = True
             key = (asked.on.job, asked.on.attempt)
             self.ends.pop(key).set_exception(AgentLostError("gone while it was followed"))
-            await asyncio.sleep(0.01)  # the following has failed by now
+            await asyncio.sleep(0.01)  # by now the `follow` call has failed
             raise AgentLostError("gone while it was told to stop")
         return await original_stop(self, asked)
 

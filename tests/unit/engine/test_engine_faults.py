@@ -227,7 +227,7 @@ def test_allocation_not_proven_empty_stays_reserved_after_a_restart(
                 lambda: [held for held in here.engine.allocations.all if held.draining]
             )
         await here.crash()
-        if state == "held":  # the end was written, and nothing after it
+        if state == "held":  # the end was recorded, but the allocation was not released
             here.store.finish(job.id, attempt=1, state=JobState.FAILED)
         if cluster == "another":
             here.cluster.id = "cluster-2"
@@ -362,7 +362,7 @@ def test_new_engine_asks_until_a_node_reports_the_state_of_an_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_cluster: bool
 ) -> None:
     monkeypatch.setattr(recovery, "AGENT_PAUSE_S", 0.01)
-    losses = 10  # more than are tried in one turn
+    losses = 10  # more than the retries of one turn
 
     async def settle(self: FakeAgent, asked: Settle) -> Settled:
         nonlocal losses
@@ -528,7 +528,7 @@ def test_a_workspace_that_disappears_for_a_moment_ends_nothing(tmp_path: Path) -
         goes_on, ends = here.submit(), here.submit()
         await here.launched(goes_on)
         await here.launched(ends)
-        shutil.copytree(here.folder, away)  # and no handle finds it: as a mount that hangs
+        shutil.copytree(here.folder, away)  # unlike a rename, hidden from open handles
         shutil.rmtree(here.folder)
         here.agent.end(ends.id, 1, exit_code=0)
         calls = len(here.agent.calls)
@@ -557,7 +557,7 @@ def test_a_job_that_is_changed_while_it_starts_runs_what_was_changed(tmp_path: P
         seen: list[Any] = []
 
         def late(job_id: str, **more: Any) -> Any:
-            if not seen:  # after it was decided to start the job, before the store is asked
+            if not seen:  # after the decision to start the job, before the store has started it
                 read = here.store.job(job_id)
                 spec = read.spec.model_copy(update={"max_duration_s": 60.0})
                 assert here.store.revise(read, spec) is not None
@@ -607,7 +607,7 @@ def test_an_actor_that_was_replaced_stops_acting(tmp_path: Path) -> None:
 def test_host_recorded_by_the_old_actor_during_a_requeue_runs_once(
     tmp_path: Path,
 ) -> None:
-    """It was seen without a host; before it is requeued it gets one, which finishes immediately."""
+    """The old actor records a host just before the new one, which has seen none, requeues."""
 
     async def scene(here: World) -> None:
         await here.crash()
@@ -642,9 +642,9 @@ def test_host_recorded_by_the_old_actor_during_a_requeue_runs_once(
 def test_actor_whose_attempt_was_ended_by_another_starts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_launch: bool
 ) -> None:
-    """It was slow: when it writes where its hosts are, its job has been put back elsewhere.
+    """A slow actor: its job has been requeued elsewhere before it records the hosts of attempt 1.
 
-    The host that it had launched by then is ended when its place is tidied up, as attempt 1's.
+    A host that it has already launched is ended by the clean-up of attempt 1.
     """
     monkeypatch.setattr(engine, "TIDY_S", 1e6)
 

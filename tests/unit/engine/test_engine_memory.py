@@ -13,12 +13,12 @@ from rayjobs.jobs.states import JobState
 from rayjobs.store.rows import spec_of
 from tests.fakes.world import World, play
 
-# Of the fakes and the standard library's caches; a job's record and supervisor are about 10 KB.
+# Allows for the fakes and the standard library's caches. A leak would show: the record and the
+# supervisor of a job take about 10 KB.
 MOST_BYTES_A_JOB = 1000
 
-
-# Tables that double now and then (the interpreter's own of interned words is 2 MB): what stands in
-# them is counted one by one.
+# Larger blocks are hash tables, which double now and then (the interpreter's table of interned
+# strings has 2 MB). They are not counted; their entries are.
 TABLE_BYTES = 65536
 
 
@@ -28,7 +28,7 @@ def held_bytes() -> int:
 
 
 def measure(folder: Path, monkeypatch: pytest.MonkeyPatch, *, jobs: int) -> float:
-    """Return how many bytes more are held for each job after `jobs` of them."""
+    """Return by how many bytes the memory grows per job while `jobs` of them run."""
     monkeypatch.setattr(engine, "POLL_S", 0.05)
     grown: list[float] = []
 
@@ -42,17 +42,17 @@ def measure(folder: Path, monkeypatch: pytest.MonkeyPatch, *, jobs: int) -> floa
                 left -= len(some)
                 for job in some:
                     await here.state(job, JobState.COMPLETED)
-            # What the fake agent notes of each job is the test's own.
+            # The fake agent's notes of each job belong to the test.
             here.agent.calls.clear()
             here.agent.ends.clear()
             here.agent.requests.clear()
             here.cluster.created.clear()
-            await here.until(lambda: not here.engine.attempts, "all is through")
-            spec_of.cache_clear()  # bounded, and not full yet
+            await here.until(lambda: not here.engine.attempts, "all attempts have ended")
+            spec_of.cache_clear()  # has a limit that is not reached here
             gc.collect()
             return held_bytes() if tracemalloc.is_tracing() else 0
 
-        await run(50)  # caches are filled
+        await run(50)  # fills the caches
         tracemalloc.start()
         try:
             before = await run(25)

@@ -126,14 +126,14 @@ def test_target_explains_waiting_for_selected_jobs(tmp_path: Path) -> None:
         keys = [f"{here.folder}::{job.id}" for job in waiting]
         await here.until(lambda: here.engine.explain(keys[-1]))
         assert sorted(here.engine.status()["waiting"]) == sorted(keys)
-        asked = here.engine.status(keys[1:2])["waiting"]
-        assert asked == {
+        explained = here.engine.status(keys[1:2])["waiting"]
+        assert explained == {
             keys[1]: {"reason": "waits for 1 job ahead of it", "position": 2, "rule": "line"}
         }
         explanation = here.engine.explain(keys[0])
         assert explanation is not None
         assert explanation.position == 1
-        assert explanation.basis in ("unknown", "elapsed")  # by whether the first has run for long
-        assert here.engine.explain("nobody") is None
+        assert explanation.basis in ("unknown", "elapsed")  # depends on how long the first has run
+        assert here.engine.explain("missing") is None
 
     play(scene, tmp_path)

@@ -50,7 +50,7 @@ def test_failing_preparation_on_a_node_ends_the_other_preparations(
     async def scene(here: World) -> None:
         first, other = agents(here)
         first.prepare_error = PrepareError("no such data", failure_class="user")
-        other.prepares_until_stopped = True  # for the other node's lock, or for hours of data
+        other.prepares_until_stopped = True  # as with a lock of the other node, or hours of data
         job = here.submit(distribution=PAIR)
         failed = await here.state(job, JobState.FAILED)
         assert failed.failure is not None
@@ -96,7 +96,7 @@ def test_the_first_node_that_fails_ends_the_attempt_and_is_named(tmp_path: Path)
     play(scene, tmp_path, **TWO)
 
 
-def test_a_node_that_is_done_waits_for_the_others(tmp_path: Path) -> None:
+def test_a_finished_node_waits_for_the_others(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = await running_pair(here)
         first, second = agents(here)

@@ -23,7 +23,7 @@ AWAY = "output made: http://photos refused."
 
 
 async def failed_for_its_storage(here: World, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """Return a job that has waited for its storage without success."""
+    """Return a job that failed because its storage stayed unavailable."""
     monkeypatch.setattr(record, "STORE_PAUSE_S", 0.001)
     monkeypatch.setattr(ending, "OUTAGE_S", 0.0)
 

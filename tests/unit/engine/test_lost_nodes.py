@@ -108,14 +108,14 @@ def test_lease_starts_before_the_launch_request(
     async def scene(here: World) -> None:
         job = here.submit()
         await here.launched(job)
-        assert clocks == [1000.0, 1001.0]  # asked again after what was prepared meanwhile
+        assert clocks == [1000.0, 1001.0]  # read again after the preparation
         assert since == [1001.0]
 
     play(scene, tmp_path, lease_s=90.0)
 
 
 def test_gpus_of_a_machine_are_not_given_away_while_an_earlier_attempt_may_use_them() -> None:
-    """After a restart of Ray, the machine has a new node, and the old group holds no GPU there."""
+    """After a restart of Ray the machine is a new node, on which the old group reserves no GPU."""
     allocations = Allocations("t", cast(Cluster, None), cast(Clock, TurnedClock()))
     free = NodeInfo("new", "10.0.0.1", 8.0, 4.0, 1e9, 8.0, 4.0, 1e9)
     other = replace(free, node_id="other", address="10.0.0.2")
@@ -135,11 +135,11 @@ def test_gpus_of_a_machine_are_not_given_away_while_an_earlier_attempt_may_use_t
         suspects=(attempt_on("old"),),
     )
     allocations.know(suspect)
-    assert left(free) == [(6.0, 0.0)]  # which of the four it uses is not known to Ray
+    assert left(free) == [(6.0, 0.0)]  # Ray does not know which of the four GPUs it uses
     assert left(other) == [(8.0, 4.0)]
     allocations.know(replace(suspect, shape=Shape(cpus=2.0)))
     assert left(free) == [(6.0, 4.0)]
-    # Where the node lives on, its group holds what it uses.
+    # If the node still lives, its placement group holds the GPUs.
     allocations.know(replace(suspect, nodes=("new",), suspects=(attempt_on("new"),)))
     assert left(free) == [(6.0, 3.0)]
     allocations.know(replace(suspect, draining=False))
@@ -189,7 +189,7 @@ def test_group_silent_on_all_nodes_has_stalled(
 
 
 async def pair_of_which_one_has_ended(here: World, *, stall_timeout_s: float) -> Job:
-    """Return a job whose first node completed, and whose other one is silent for long."""
+    """Return a job whose first node has completed and whose other node has long been silent."""
     job = here.submit(
         stall_timeout_s=stall_timeout_s,
         distribution={"backend": "gloo", "nodes": 2, "processes_per_node": 1},
@@ -213,7 +213,7 @@ def test_ended_node_does_not_keep_a_silent_group_alive(
         first, asked = here.cluster.agents["node0"], ("silent", job.id, 1)
         enough = first.calls.count(asked) + 50
 
-        def over() -> bool:  # or it never ends
+        def over() -> bool:  # gives up if the job never ends
             return here.store.job(job.id).state.is_final or first.calls.count(asked) > enough
 
         await here.until(over, "it has stalled")
@@ -252,7 +252,7 @@ def test_the_end_of_a_node_is_a_sign_of_life(
 
 
 def leases_of(cluster: FakeCluster, clock: TurnedClock, monkeypatch: pytest.MonkeyPatch) -> Leases:
-    """Return leases whose waiting turns the clock."""
+    """Return leases whose waits advance the clock instead of sleeping."""
 
     async def turn(seconds: float) -> None:
         clock.at += seconds
@@ -296,29 +296,29 @@ def test_new_actor_waits_a_full_lease_from_its_start(
     assert not asyncio.run(held.wait_over(attempt_on("gone", lease_s=None)))
 
 
-def test_a_renewal_carries_the_stamp_of_the_answer_before() -> None:
+def test_a_renewal_carries_the_stamp_of_the_previous_answer() -> None:
     stamps: list[float | None] = []
 
     class Agent(FakeAgent):
-        async def renew(self, asked: Renew) -> Renewed:
-            stamps.append(asked.stamp)
+        async def renew(self, request: Renew) -> Renewed:
+            stamps.append(request.stamp)
             if len(stamps) == 4:
                 raise AgentLostError("gone")
-            return await super().renew(asked)
+            return await super().renew(request)
 
-    held = Leases(FakeCluster(), TurnedClock(), lease_s=0.01, shares_machine=False)  # type: ignore[arg-type]
-    asyncio.run(held.keep(Agent("node0"), attempt_on("node0", lease_s=0.01)))
+    leases = Leases(FakeCluster(), TurnedClock(), lease_s=0.01, shares_machine=False)  # type: ignore[arg-type]
+    asyncio.run(leases.keep(Agent("node0"), attempt_on("node0", lease_s=0.01)))
     assert stamps == [None, 0.0, 1.0, 2.0]
 
 
-def test_a_cluster_that_was_started_again_is_asked_by_the_node_s_address() -> None:
-    cluster = FakeCluster()  # its one node has the address 127.0.0.1
-    held = Leases(cluster, TurnedClock(), lease_s=90.0, shares_machine=False)  # type: ignore[arg-type]
+def test_a_node_of_a_restarted_cluster_is_found_by_its_address() -> None:
+    cluster = FakeCluster()  # its only node has the address 127.0.0.1
+    leases = Leases(cluster, TurnedClock(), lease_s=90.0, shares_machine=False)  # type: ignore[arg-type]
     node = NodeOfAttempt(on_node(address="127.0.0.1"), "of the old cluster")
-    assert asyncio.run(held.living_node(node)) is None
-    assert asyncio.run(held.living_node(node, restarted=True)) == "node0"
+    assert asyncio.run(leases.living_node(node)) is None
+    assert asyncio.run(leases.living_node(node, restarted=True)) == "node0"
     elsewhere = NodeOfAttempt(on_node(address="10.9.9.9"), "of the old cluster")
-    assert asyncio.run(held.living_node(elsewhere, restarted=True)) is None
+    assert asyncio.run(leases.living_node(elsewhere, restarted=True)) is None
 
 
 def test_host_ended_with_its_allocation_is_not_canceled() -> None:

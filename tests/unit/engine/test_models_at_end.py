@@ -52,7 +52,7 @@ def submit(here: World) -> Job:
 
 
 class Script:
-    """Agents whose scripts left one file, and asked for a model of it."""
+    """Agents whose scripts leave one file and request that it becomes a model."""
 
     def __init__(self, here: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.here = here
@@ -103,7 +103,7 @@ class Stop:
         try:
             result = self._real(*given, **more) if self._after else None
             self.reached.set()
-            assert self.go.wait(100), "the test forgot it"
+            assert self.go.wait(100), "the test did not release the call"
             return result if self._after else self._real(*given, **more)
         finally:
             self.done.set()
@@ -138,7 +138,7 @@ def test_target_death_at_the_end_neither_loses_nor_duplicates_a_model(
         try:
             is_written = moment == "after the end"
             assert versions(here) == ([("m", 1, 1)] if is_written else [])
-            # Its host is done, and the next target finds the exit record that it left.
+            # The host has ended; the next target actor finds its exit record.
             record = exit_record(job.id, 1)
             here.agent.settled = Settled.of_record(record, proven=True, ended_now=False)
             await here.restart()

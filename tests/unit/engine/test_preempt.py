@@ -162,10 +162,10 @@ def test_lost_work_message(lost: Lost, steps: int | None, words: str) -> None:
 
 
 def test_failure_during_a_preemption_is_the_cause() -> None:
-    gave_way = exit_record("j", 1, signal=15, cause=EndCause(EndReason.PREEMPTED, "x"))
+    preempted = exit_record("j", 1, signal=15, cause=EndCause(EndReason.PREEMPTED, "x"))
     failed = exit_record("j", 1, exit_code=3, node=1)
-    assert diagnose([gave_way, failed], {1: b""})[0] == "failed"
-    assert diagnose([gave_way, gave_way], {})[0] == "preempted"
+    assert diagnose([preempted, failed], {1: b""})[0] == "failed"
+    assert diagnose([preempted, preempted], {})[0] == "preempted"
     cause = EndCause(EndReason.NODE_ENDED, "node 0 of the job ended: preempted: x")
     follower = exit_record("j", 1, signal=15, node=1, cause=cause, ended_at=1.5)
-    assert diagnose([gave_way, follower], {})[0] == "preempted"  # regardless of its clock
+    assert diagnose([preempted, follower], {})[0] == "preempted"  # regardless of its clock

@@ -1,4 +1,4 @@
-"""The queue's users: arrays, holds, dependencies on arrays, durations and predictions."""
+"""The queue with arrays, holds, dependencies on arrays, durations and predictions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_scheduling_round_after_a_hold_applies_it(tmp_path: Path) -> None:
         waits = here.submit(resources=Resources(cpus=1))
         key = f"{here.folder}::{waits.id}"
         await here.until(lambda: here.engine.explain(key))
-        for count in range(10):  # whatever the engine does at the time of the request
+        for count in range(10):  # at different moments of the engine's turn
             await asyncio.sleep(0.001 * count)
             here.store.hold(waits.id, reason="by ada")
             await here.engine.turned()
@@ -111,7 +111,7 @@ def test_dependent_of_a_failed_array_is_canceled(tmp_path: Path) -> None:
         here.agent.instant = 3
         ended = await here.state(child, JobState.CANCELED)
         assert ended.reason == f"{array.id}, which it waited for, ended as Failed"
-        assert (await here.state(anyway, JobState.FAILED)).attempt == 1  # it ran anyway
+        assert (await here.state(anyway, JobState.FAILED)).attempt == 1  # despite the failed parent
 
     play(scene, tmp_path, cpus=8.0)
 
@@ -231,7 +231,7 @@ def test_uninspectable_job_is_held_and_others_run(
 
 def test_damaged_spec_stops_no_other_job(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
-        # Of another target until it is damaged: the engine is looking already.
+        # The job is for another target until it is damaged, because the engine is already running.
         damaged = here.submit(target="elsewhere")
         with here.store._database.write() as connection:
             connection.execute(

@@ -38,12 +38,12 @@ class Counted:
 
     def __init__(self, store: SqlStore) -> None:
         self.store = store
-        self.asked: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
         self.locked: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         def call(*given: Any, **more: Any) -> Any:
-            self.asked[name] += len(given[0]) if name == "jobs_of" else 1
+            self.calls[name] += len(given[0]) if name == "jobs_of" else 1
             if name in self.locked:
                 raise StoreBusyError("locked")
             return getattr(self.store, name)(*given, **more)
@@ -76,12 +76,12 @@ def test_only_what_has_changed_is_read_again(tmp_path: Path) -> None:
         await view.look()
         first = view.queued
         assert [job.id for job in first.values()] == [job.id for job in jobs]
-        store.asked.clear()
+        store.calls.clear()
         await view.look()
-        assert store.asked == {"change": 1}
+        assert store.calls == {"change": 1}
         store.store.update(jobs[2].id, JobChanges(priority=7))
         await view.look()
-        assert store.asked["jobs_of"] == 1
+        assert store.calls["jobs_of"] == 1
         key = view.served.key(jobs[2].id)
         assert view.queued[key].priority == 7
         others = [one for one in first if one != key]
@@ -154,7 +154,7 @@ def test_interrupted_scan_loses_nothing(tmp_path: Path) -> None:
             await asyncio.Event().wait()
 
         async def stuck(served: Served, function: Any, *given: Any, **more: Any) -> Any:
-            if given and isinstance(given[0], list):  # the reading of jobs
+            if given and isinstance(given[0], list):  # the call that reads jobs
                 return await never(served, function)
             return await ask(served, function, *given, **more)
 
@@ -257,7 +257,7 @@ def test_all_parents_that_have_not_ended_are_named(tmp_path: Path) -> None:
             records = {one.key: one for one in candidates.records([view], usual={})}
             return records[key].blocked_by
 
-        # No member of the array has had a place, so it is as Queued as `ls` shows it.
+        # No member has had an allocation, so the array is Queued, as in `ls`.
         assert await blocked_by() == f"waits for {one.id} (Queued) and {array.id} (Queued)"
         store.store.hold(child.id, reason="the data is missing")
         waits = f"waits for {one.id} (Queued) and {array.id} (Queued)"
@@ -304,7 +304,7 @@ def test_the_order_never_depends_on_a_clients_clock(tmp_path: Path, wrong: timed
             waited = datetime.now(UTC) - store.store.job(job.id).submitted_at
             assert abs(waited.total_seconds()) < 60.0
         kinds = [event.kind for event in store.store.events(jobs[1].id)]
-        assert ("clock" in kinds) == (wrong > timedelta())  # the store itself let none go back
+        assert ("clock" in kinds) == (wrong > timedelta())  # the store corrects one that is behind
 
     try:
         play(scene, tmp_path)

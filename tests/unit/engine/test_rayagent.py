@@ -114,7 +114,7 @@ def test_a_doubted_node_is_left_out_as_long_as_its_raylet_refuses(
             name = str(table.row["NodeID"])
             assert await names() == [name]
             cluster.doubt(name)
-            assert await names() == []  # bound without a listener: it refuses
+            assert await names() == []  # its port is bound but does not listen
             raylet.listen()
             assert await names() == [name]  # it was suspected without reason
             raylet.close()

@@ -42,11 +42,11 @@ class Builder:
 
     def __init__(self, root: Path) -> None:
         self.node = NodePaths(root)
-        self.is_open = False  # jobs can write to their environments
+        self.is_open = False  # True: jobs can write to their environments
         self._numbers = itertools.count(1)
 
     def environments(self) -> Environments:
-        """Return the environments as a new agent of the node has them."""
+        """Return the environments object of a new agent of the node."""
         return Environments(self.node.environments, sys.executable, lambda: self.is_open)
 
     def wish(self, *, known_lock: str | None = None) -> Wish:
@@ -63,9 +63,9 @@ class Builder:
         self, *lines: str, python: str | None = None, wish: Wish | None = None, **more: Any
     ) -> tuple[Realised, Wish]:
         """Return the environment with these packages, and its messages."""
-        asked = wish or self.wish()
+        attempt = wish or self.wish()
         wanted = {"pip": lines, "python": python, **more}
-        return asyncio.run(self.environments().realise(wanted, asked.work)), asked
+        return asyncio.run(self.environments().realise(wanted, attempt.work)), attempt
 
 
 @pytest.fixture

@@ -47,12 +47,12 @@ def test_packages_of_conda_and_of_pip_in_one_environment(
     make_wheel(tmp_path / "wheels", "tiny-pip", needs=["tiny-tool>=1"])
     make_wheel(tmp_path / "wheels", "tiny-tool", "1.0", value="of pip")
     lines = ["--no-index", f"--find-links {tmp_path}/wheels", "tiny-pip"]
-    asked: dict[str, Any] = {"conda": ["tiny-tool=1"], "channels": [channel.url]}
-    found, wish = builder.build(*lines, **asked)
+    request: dict[str, Any] = {"conda": ["tiny-tool=1"], "channels": [channel.url]}
+    found, wish = builder.build(*lines, **request)
     assert wish.steps == ["resolve", "build", "resolve", "built"]
     prefix = builder.node.environments / found.key
     code = "import sys, tiny_tool, tiny_pip; print(sys.prefix, tiny_tool.VALUE, tiny_pip.VALUE)"
-    # No job can write bytecode there, and no separate process was needed for it.
+    # The bytecode is complete, since jobs cannot write it; no separate process compiled it.
     assert condas.to_compile(prefix) == []
     assert "compileall" not in wish.log
     # What conda has installed is not installed again by pip.
@@ -61,13 +61,13 @@ def test_packages_of_conda_and_of_pip_in_one_environment(
     assert program.stdout == b"conda\n"
     assert "sha256" in condas.split(found.lock)[0]
     assert "tiny-pip==1.0" in found.lock
-    again, other = builder.build(*lines, **asked)
+    again, other = builder.build(*lines, **request)
     assert (again.key, again.built, again.lock) == (found.key, False, found.lock)
     assert other.steps == []
     # Another node builds the same from the lock, regardless of the channel's content.
     elsewhere = Builder(tmp_path / "elsewhere")
     wish = elsewhere.wish(known_lock=found.lock)
-    copy, wish = elsewhere.build(*lines, wish=wish, **asked)
+    copy, wish = elsewhere.build(*lines, wish=wish, **request)
     assert (wish.steps, copy.lock) == (["build", "built"], found.lock)
 
 
@@ -109,9 +109,9 @@ def test_a_package_whose_bytes_have_changed_is_not_installed(
 
 
 def test_link_scripts_run_where_they_are_allowed(builder: Builder, channel: Channel) -> None:
-    asked: dict[str, Any] = {"conda": ["scripted"], "channels": [channel.url]}
+    request: dict[str, Any] = {"conda": ["scripted"], "channels": [channel.url]}
     for allowed in (False, True):
-        found, _ = builder.build(**asked, link_scripts=allowed)
+        found, _ = builder.build(**request, link_scripts=allowed)
         assert (Path(found.python).parents[1] / "share/linked").exists() is allowed
 
 
@@ -119,7 +119,7 @@ def test_partial_prefix_is_recreated(builder: Builder, channel: Channel) -> None
     asked: dict[str, Any] = {"conda": ["tiny-tool"], "channels": [channel.url]}
     first, _ = builder.build(**asked)
     folder = Cache(builder.node.environments).folder(first.key)
-    (folder / RECORD).unlink()  # the record comes last
+    (folder / RECORD).unlink()  # a build writes the record last
     (folder / "bin" / "python").unlink()
     again, _ = builder.build(**asked)
     assert again.built
@@ -139,7 +139,7 @@ def test_result_of_a_worker_that_crashed_afterwards_is_used(
 
 
 COMMAND = """#!/bin/sh
-# Stands in for micromamba: notes its words, and copies a prefix that is there.
+# Stands in for micromamba: logs its arguments and copies an existing prefix.
 echo "$@" >> {log}
 cat "${{6:-/dev/null}}" >> {log}
 cp -a {prefix} "$4"
@@ -151,7 +151,7 @@ echo '{{"url": "file:///c/tiny-1.0-0.conda", "md5": "00"}}' > "$4/conda-meta/tin
 def test_conda_program_of_the_node_creates_the_environment(
     builder: Builder, channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "conda": ["tiny-tool"],
         "channels": [channel.url],
         "conda_command": "micromamba",
@@ -159,22 +159,22 @@ def test_conda_program_of_the_node_creates_the_environment(
     made, _ = builder.build(conda=["tiny-tool"], channels=[channel.url])
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(PrepareError, match="no program 'micromamba'"):
-        builder.build(**asked)
+        builder.build(**request)
     log = tmp_path / "log"
     program = tmp_path / "micromamba"
     program.write_text(COMMAND.format(log=log, prefix=Path(made.python).parents[1]))
     program.chmod(0o755)
-    found, _ = builder.build(**asked)
+    found, _ = builder.build(**request)
     assert output_of(found.python, "import tiny_tool; print(tiny_tool.VALUE)") == "two"
     assert "create --yes --prefix" in log.read_text()
     assert "tiny-tool" in log.read_text()
     explicit = condas.split(found.lock)[0].splitlines()
     assert (explicit[0], explicit[-1]) == ("@EXPLICIT", "file:///c/tiny-1.0-0.conda#00")
-    assert not builder.build(**asked)[0].built
-    # A retry elsewhere installs what the first attempt had.
+    assert not builder.build(**request)[0].built
+    # A retry on another node installs the packages of the first attempt.
     elsewhere = Builder(tmp_path / "elsewhere")
     log.unlink()
-    elsewhere.build(wish=elsewhere.wish(known_lock=found.lock), **asked)
+    elsewhere.build(wish=elsewhere.wish(known_lock=found.lock), **request)
     assert "tiny-1.0-0.conda#00" in log.read_text()
 
 

@@ -159,13 +159,13 @@ def test_packages_of_estimators_are_added_to_the_framework(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("version", PyTorch.get_supported_versions())
-def test_a_version_of_the_framework_asks_for_its_packages(version: str) -> None:
+def test_a_framework_version_requests_its_packages(version: str) -> None:
     made = PyTorch("src", **COMMON, framework_version=version)
-    asked = made.to_script_run_config().to_spec().environment
-    assert isinstance(asked, Packages)
-    assert asked.python == "3.6.2"
-    assert asked.pip[0].startswith(f"torch=={version}")
-    assert asked.if_used[0].startswith("horovod==0.1")
+    packages = made.to_script_run_config().to_spec().environment
+    assert isinstance(packages, Packages)
+    assert packages.python == "3.6.2"
+    assert packages.pip[0].startswith(f"torch=={version}")
+    assert packages.if_used[0].startswith("horovod==0.1")
 
 
 def test_definitions_go_to_a_folder_and_back(tmp_path: Path) -> None:

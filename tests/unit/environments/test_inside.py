@@ -80,7 +80,7 @@ def test_packages_are_added_to_those_of_an_image(
     found, wish = build(builder, place, *lines)
     assert wish.steps == ["resolve", "build", "built"]
     packages = {one.name: (one.version, one.source) for one in locks.packages(found.lock)}
-    # What the image has is kept, not installed again.
+    # Packages of the image are used and not installed again.
     assert packages == {"tiny-tool": ("1.0", "pip"), "has-it": ("1.5", "image")}
     folder = builder.node.environments / found.key
     code = "import sys, tiny_tool, has_it; print(tiny_tool.VALUE, has_it.VALUE, sys.prefix)"
@@ -99,7 +99,7 @@ def test_packages_are_added_to_those_of_an_image(
 def test_packages_of_conda_get_their_pip_part_inside_the_image(
     builder: Builder, image: Path, tmp_path: Path
 ) -> None:
-    """Its Python is a link to this machine's, which a volume of the job shows."""
+    """The Python of the image is a link to the one of this machine, which a volume provides."""
     channel = Channel(tmp_path / "channel")
     channel.add_library("tiny-conda", value="of conda")
     channel.index()
@@ -156,7 +156,7 @@ print(found.python)
 
 
 @pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming another user takes root"
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="requires root and setpriv"
 )
 def test_a_user_without_rights_adds_packages_to_an_image(
     builder: Builder, image: Path, short_path: Path

@@ -1,4 +1,4 @@
-"""Files that builds keep for later ones are removed when old, but never during a build."""
+"""Files that builds cache for later builds are removed when old, but never during a build."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def plan(builder: Builder) -> scratch.ScratchPlan:
 
 
 def kept(builder: Builder) -> set[str]:
-    """Return what a plan would remove of what builds keep."""
+    """Return the cached files of builds that a plan would remove."""
     return {item.name.split("/", 1)[1] for item in plan(builder).items if item.kind == "cache"}
 
 
 def with_project(builder: Builder, project: Path, *lines: str) -> dict[str, object]:
-    """Return a request with a project that travels with the job, brought as an agent does."""
+    """Return a request with a project of the job, unpacked as an agent does."""
     digest = "sha256:" + "5" * 64
     context = Cache(builder.node.environments).source(digest)
     if not context.exists():
@@ -50,8 +50,8 @@ def with_project(builder: Builder, project: Path, *lines: str) -> dict[str, obje
     return {"pip": [str(project), "--no-index", *lines], "sources": {str(project): digest}}
 
 
-def realise(builder: Builder, asked: dict[str, object]) -> Realised:
-    return asyncio.run(builder.environments().realise(asked, builder.wish().work))
+def realise(builder: Builder, request: dict[str, object]) -> Realised:
+    return asyncio.run(builder.environments().realise(request, builder.wish().work))
 
 
 def test_unused_conda_packages_are_removed_after_a_while(builder: Builder, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_unused_conda_packages_are_removed_after_a_while(builder: Builder, tmp_p
     assert scratch.apply(made).files > 0
     assert not (folder / "other-tool-1.0-0").exists()
     assert not (folder / "other-tool-1.0-0.lock").exists()
-    # What was made of it stays whole, and it is brought again.
+    # The environment with the removed package is complete; a new build fetches the package again.
     assert builder.build(conda=["other-tool", "tiny-tool"], channels=[channel.url])[0].python
     assert (folder / "other-tool-1.0-0").is_dir()
 
@@ -114,8 +114,8 @@ def test_a_build_waits_for_the_moment_of_a_removal(builder: Builder) -> None:
     async def build_meanwhile() -> list[str]:
         wish = builder.wish()
         with locked(cache.builds):
-            asked = {"pip": [], "python": None, "constraints": ["a<1"]}
-            building = asyncio.ensure_future(builder.environments().realise(asked, wish.work))
+            request = {"pip": [], "python": None, "constraints": ["a<1"]}
+            building = asyncio.ensure_future(builder.environments().realise(request, wish.work))
             done, _ = await asyncio.wait({building}, timeout=0.3)
             assert not done
         await building

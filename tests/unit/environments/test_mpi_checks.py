@@ -33,7 +33,7 @@ def test_script_that_imports_horovod_is_detected(tmp_path: Path, text: str, is_u
     ("environment", "is_refused"),
     [(None, True), ({"base": "target", "pip": ["tqdm"]}, True), ({"pip": ["tqdm"]}, False)],
 )
-def test_packages_that_are_added_to_the_targets_own_bring_no_horovod(
+def test_packages_added_to_those_of_the_target_do_not_provide_horovod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: object, is_refused: bool
 ) -> None:
     monkeypatch.setattr(builds, "of_interpreter", lambda _: None)

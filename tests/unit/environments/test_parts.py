@@ -105,7 +105,7 @@ def test_missing_uv_is_reported_in_one_sentence(
     assert "uv is not installed" in finding.text
 
 
-def test_versions_of_pyenv_are_looked_for_next_to_its_shims(tmp_path: Path) -> None:
+def test_versions_of_pyenv_are_found_next_to_its_shims(tmp_path: Path) -> None:
     root = tmp_path / ".pyenv"
     (root / "versions" / "3.9.1" / "bin").mkdir(parents=True)
     environment = {"HOME": str(tmp_path), "PATH": f"{root}/shims:/usr/bin"}

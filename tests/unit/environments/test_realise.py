@@ -56,7 +56,7 @@ def test_an_environment_is_built_whole_and_found_again(builder: Builder, wheels:
     assert wish.steps == ["resolve", "build", "built"]
     assert tool_output(first.python) == f"one {folder}\n"
     assert (folder / RECORD).exists()
-    # Programs know the environment's last place, not the one where it was built.
+    # Programs contain the final path of the environment, not the path where it was built.
     script = folder / "bin" / "tiny-tool-say"
     assert subprocess.run([script], check=True, capture_output=True, timeout=60).stdout == b"one\n"
     assert "tiny-tool==1.0" in first.lock
@@ -72,7 +72,7 @@ def test_an_environment_is_built_whole_and_found_again(builder: Builder, wheels:
 def test_environments_are_distinguished_by_their_request(builder: Builder, wheels: Path) -> None:
     one, _ = builder.build(*lines(wheels, "tiny-tool"))
     make_wheel(wheels, "tiny-tool", "2.0", value="two")
-    # The folder of wheels has changed: what was resolved before does not count any more.
+    # The folder of wheels has changed, so the earlier resolution is not reused.
     two, _ = builder.build(*lines(wheels, "tiny-tool"))
     same, _ = builder.build(*lines(wheels, "tiny-tool<2"))
     assert tool_output(two.python).startswith("two ")
@@ -101,7 +101,7 @@ def test_a_retry_gets_the_packages_of_the_attempt_before(
     again, _ = elsewhere.build(str(wheel), wish=wish)
     assert again.lock == first.lock
     assert "resolve" not in wish.steps
-    # That of another request is not taken.
+    # The lock of another request is not used.
     wish = elsewhere.wish(known_lock=first.lock)
     other, _ = elsewhere.build(str(wheel), f"--find-links {wheels}", wish=wish)
     assert "resolve" in wish.steps
@@ -140,7 +140,7 @@ def test_leftovers_of_a_dead_build_are_removed_and_never_used(
     builder: Builder, wheels: Path
 ) -> None:
     first, wish = builder.build(*lines(wheels, "tiny-tool"))
-    shutil.rmtree(wish.work.paths.root)  # its attempt is over: the name may be used again
+    shutil.rmtree(wish.work.paths.root)  # its attempt has ended, so the key is free
     cache = Cache(builder.node.environments)
     torn = cache.building / f"{first.key}-1-2"
     (torn / "venv" / "bin").mkdir(parents=True)
@@ -153,7 +153,7 @@ def test_leftovers_of_a_dead_build_are_removed_and_never_used(
 
 def test_one_builds_and_the_other_waits(builder: Builder, wheels: Path) -> None:
     async def both() -> list[bool]:
-        # Two agents of one node, as after one was lost and replaced.
+        # Two agents of one node, as after an agent was lost and replaced.
         wishes = [builder.wish(), builder.wish()]
         wanted = {"pip": lines(wheels, "tiny-tool")}
         found = await asyncio.gather(
@@ -202,7 +202,7 @@ def test_unreachable_index_is_reported(builder: Builder, monkeypatch: pytest.Mon
     with pytest.raises(PrepareError, match="cannot be resolved") as caught:
         builder.build("tiny-tool")
     assert caught.value.failure_class == "environment"
-    assert not caught.value.is_permanent, "it may be back"
+    assert not caught.value.is_permanent, "the index may become reachable again"
     assert "127.0.0.1:9" in "\n".join(caught.value.lines)
 
 
@@ -265,18 +265,18 @@ def test_full_disk_is_reported(builder: Builder, monkeypatch: pytest.MonkeyPatch
 
 
 def test_packages_are_added_to_those_of_the_target(builder: Builder, wheels: Path) -> None:
-    # Neither an index nor the folder has torch: what the target has is enough.
-    asked = lines(wheels, "tiny-tool", "torch>=2", "click")
-    found, _ = builder.build(*asked, base="target")
+    # Neither an index nor the folder has torch, so that of the target is used.
+    requested = lines(wheels, "tiny-tool", "torch>=2", "click")
+    found, _ = builder.build(*requested, base="target")
     assert tool_output(found.python).startswith("one ")
     code = "import click, torch; print(click.__file__); print(torch.__file__)"
     done = subprocess.run([found.python, "-c", code], check=True, capture_output=True, timeout=100)
     assert all(path.startswith(sys.prefix) for path in done.stdout.decode().split())
     assert "# of the target: torch==" in found.lock
     assert [line for line in found.lock.splitlines() if line[:1].isalpha()] == ["tiny-tool==1.0 \\"]
-    again, _ = builder.build(*asked, base="target")
+    again, _ = builder.build(*requested, base="target")
     assert (again.key, again.built) == (found.key, False)
-    # What is asked for in another version is installed, and comes first.
+    # A package requested in another version is installed, and found first.
     make_wheel(wheels, "click", "99.0", value="newer")
     newer, _ = builder.build(*lines(wheels, "click>=99"), base="target")
     code = "import click; print(click.VALUE)"
@@ -294,7 +294,7 @@ def test_a_source_archive_is_built_with_the_targets_own_build_tools(
     assert done.stdout == b"built\n"
 
 
-def test_constraints_limit_versions_and_ask_for_nothing(builder: Builder, wheels: Path) -> None:
+def test_constraints_limit_versions_and_request_no_packages(builder: Builder, wheels: Path) -> None:
     make_wheel(wheels, "tiny-tool", "2.0", value="two")
     limits = ["tiny-tool<2", "never-asked-for==1"]
     found, _ = builder.build(*lines(wheels, "tiny-tool"), constraints=limits)
@@ -311,7 +311,7 @@ def test_the_nodes_of_a_job_use_the_lock_of_the_first(
     first.work.publish = published.append
     found, _ = builder.build(*lines(wheels, "tiny-tool"), wish=first)
     assert published == [found.lock]
-    # The other node has resolved the same request at another time, and must not use that.
+    # The other node has an older resolution of the same request, which it must not use.
     elsewhere = Builder(tmp_path / "other-node")
     other, _ = elsewhere.build(*lines(wheels, "tiny-tool"))
     newer = found.lock.replace("tiny-tool==1.0", "tiny-tool==1.0 ; python_version > '3'")
@@ -322,7 +322,7 @@ def test_the_nodes_of_a_job_use_the_lock_of_the_first(
     assert wish.steps[0] == "wait"
     assert "resolve" not in wish.steps
     assert same.lock == newer != other.lock
-    # That of a node with another Python does not count.
+    # The lock of a node with another Python is ignored.
     wish = elsewhere.wish()
     wish.work.first_lock = lambda: "# request: of another node\n"
     assert elsewhere.build(*lines(wheels, "tiny-tool"), wish=wish)[0].lock == newer
@@ -331,7 +331,7 @@ def test_the_nodes_of_a_job_use_the_lock_of_the_first(
 def test_two_nodes_of_a_job_on_one_machine_do_not_wait_for_each_other(
     builder: Builder, wheels: Path
 ) -> None:
-    """The second comes first, and waits for a lock that the first makes."""
+    """The second node starts first, and waits for the lock that the first node makes."""
     published: list[str] = []
     first, second = builder.wish(), builder.wish()
     first.work.publish = published.append

@@ -28,7 +28,7 @@ def test_each_definition_is_a_version(workspace: Workspace) -> None:
     first = environment("numpy").register(workspace)
     assert (first.name, first.version) == ("vision", "1")
     assert environment("numpy", "scipy").register(workspace).version == "2"
-    assert environment("numpy").register(workspace).version == "1"  # it is there already
+    assert environment("numpy").register(workspace).version == "1"  # already registered
     assert Environment.get(workspace, "vision").version == "2"
     old = Environment.get(workspace, "vision", "1")
     assert old.python.conda_dependencies.pip_packages == ["numpy"]

@@ -234,11 +234,11 @@ def test_the_forms_of_a_spec_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_spec_survives_writing_and_reading(tmp_path: Path) -> None:
-    asked = Packages(name="n", pip=("numpy>=1", "--no-index"), python="3.10")
-    spec = JobSpec(script="a.py", environment=asked)
+    packages = Packages(name="n", pip=("numpy>=1", "--no-index"), python="3.10")
+    spec = JobSpec(script="a.py", environment=packages)
     (tmp_path / "job.yaml").write_text(dump_spec(spec))
     again = build_spec(load_spec_file(tmp_path / "job.yaml"))
-    assert again.environment == asked
+    assert again.environment == packages
     assert JobSpec.model_validate_json(spec.to_json()) == spec
 
 

@@ -1,1 +1,1 @@
-"""Tests of what runs inside a job."""
+"""Tests of Horovod: checks at submit and on nodes, and builds."""

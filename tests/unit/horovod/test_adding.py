@@ -20,7 +20,7 @@ from tests.unit.environments.conftest import Builder, Wish, builder
 
 __all__ = ["builder"]
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
-# Horovod's build takes minutes: here it is a wheel of a few lines. All else is the real program.
+# Building Horovod takes minutes, so this stand-in writes a small wheel. Everything else is real.
 STAND_IN = """
 import sys, time, zipfile
 from pathlib import Path
@@ -90,7 +90,7 @@ def _set_version(wheel: Path, version: str) -> None:
 
 @pytest.fixture
 def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the stand-in for the build has built, a line each."""
+    """Replace the build; return the file in which each build writes a line."""
     program, log = tmp_path / "program.py", tmp_path / "counts"
     write_program(program, log)
     monkeypatch.setattr(adding, "PROGRAM", program)
@@ -214,7 +214,7 @@ def test_horovod_is_really_built_for_another_torch(
     wheels = [Path(one) for one in os.environ.get("PIP_FIND_LINKS", "").split()]
     found = [one for folder in wheels for one in folder.glob("torch-2.13.0+cpu-*.whl")]
     if not found:
-        pytest.skip("no other torch for CPUs can be had without fetching gigabytes")
+        pytest.skip("no wheel of torch 2.13.0+cpu in a folder of PIP_FIND_LINKS")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     made, first = build(builder, str(found[0]), base="target")

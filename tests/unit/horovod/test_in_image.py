@@ -41,8 +41,8 @@ __all__ = ["builder", "image"]
 pytestmark = [needs_containers, pytest.mark.timeout(300), pytest.mark.long]
 PYTHON_NAME = f"python{sys.version_info.major}.{sys.version_info.minor}"
 SITE = f"usr/local/lib/{PYTHON_NAME}/site-packages"
-# Horovod's build takes minutes: here pip, which the build fetches, is this program. All else is
-# real: uv, the image, its Python, and the folder that jobs see.
+# Building Horovod takes minutes, so the pip that the build fetches is this program. Everything else
+# is real: uv, the image, its Python, and the folder that jobs use.
 STAND_IN = """
 import os, sys, zipfile
 import torch
@@ -80,7 +80,7 @@ SAY = (
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node's settings name a folder of wheels, which no image has."""
+    """Let the node's settings name a folder of wheels; no image contains it."""
     wheels = tmp_path / "wheels"
     for name in (*in_image.BUILD_TOOLS, "cffi", "psutil", "pyyaml", "cmake"):
         make_wheel(wheels, name, "4.0")
@@ -148,19 +148,19 @@ ASKED = Asked(PYTHON, {}, None, needs_mpi=False, on_gpus=False)
 
 
 def bring(
-    builder: Builder, image: Image, asked: Asked = ASKED, wish: Wish | None = None
+    builder: Builder, image: Image, request: Asked = ASKED, wish: Wish | None = None
 ) -> tuple[Path | None, Wish]:
-    """Return the folder with Horovod as a new agent of the node gives it, and how it went."""
+    """Return the folder with Horovod that a new agent of the node provides, and the attempt."""
     wish = wish or builder.wish()
     wish.work.image = image
-    return asyncio.run(HorovodInImages(builder.node.environments).realise(asked, wish.work)), wish
+    return asyncio.run(HorovodInImages(builder.node.environments).realise(request, wish.work)), wish
 
 
 def output_in(
     builder: Builder, image: Image, packages: Path, words: Sequence[str],
     variables: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
-    """What a program prints in the image, as a job that finds Horovod there."""
+    """Return the output of a program in the image, run like a job with Horovod."""
     env = in_image.with_horovod(variables or {}, packages)
     folder = builder.wish().work.paths.tmp
     shown = [builder.node.environments]
@@ -210,8 +210,8 @@ def test_the_users_own_paths_come_first(
     assert in_image.with_horovod(own, packages)["PYTHONPATH"] == f"/own/one:/own/two:{packages}"
     assert in_image.with_horovod(own, None) == own
     package(place.root / "own/one", "horovod", "", "0.1")
-    asked = replace(ASKED, variables=own)
-    assert bring(builder, place, asked)[0] is None, "the user's own Horovod is the one"
+    request = replace(ASKED, variables=own)
+    assert bring(builder, place, request)[0] is None, "the user's own Horovod is the one"
 
 
 def test_two_concurrent_jobs_build_horovod_once(
@@ -235,7 +235,7 @@ def test_two_concurrent_jobs_build_horovod_once(
     assert sorted(one.steps for one in wishes) == [["horovod", "built"], ["wait"], ["wait"]]
 
 
-def test_an_image_without_torch_or_with_horovod_is_left_as_it_is(
+def test_an_image_without_torch_or_with_horovod_needs_no_build(
     builder: Builder, image: Path, index: None, tmp_path: Path
 ) -> None:
     bare = image_of(root_of(image, tmp_path / "bare", torch=None))
@@ -345,9 +345,9 @@ def test_node_builds_horovod_before_the_ranks_start_and_exposes_it(
 ) -> None:
     root = root_of(image, tmp_path / "root")
     node = Node("local", tmp_path / "home")
-    asked = {"script": "train.py", "environment_variables": {"PYTHONPATH": "/own"},
+    fields = {"script": "train.py", "environment_variables": {"PYTHONPATH": "/own"},
              "distribution": {"processes_per_node": 2, "backend": "horovod-gloo"}}  # fmt: skip
-    spec = JobSpec.model_validate(asked)
+    spec = JobSpec.model_validate(fields)
     with open_workspace(tmp_path / "ws", create=True) as workspace:
         new = NewJob(spec=spec, experiment="test", snapshot=None, user="ada")
         job, _ = workspace.store.submit(new)
@@ -396,8 +396,8 @@ def test_horovod_is_really_compiled_in_an_image(
     python = str(made / "bin/python")
     place = image_of(root, python=python, variables=variables, binds=binds)
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
-    asked = replace(ASKED, python=python, needs_mpi=True)
-    packages, wish = bring(builder, place, asked)
+    request = replace(ASKED, python=python, needs_mpi=True)
+    packages, wish = bring(builder, place, request)
     assert packages is not None
     code = (
         "import torch, horovod.torch as hvd; hvd.init(); print(torch.__version__, hvd.mpi_built(), "

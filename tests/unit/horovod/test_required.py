@@ -35,7 +35,7 @@ def packages(tmp_path: Path) -> Path:
     """Return a folder of packages with a Horovod that was built for the CPU."""
     folder = tmp_path / "packages"
     (folder / "horovod" / "torch").mkdir(parents=True)
-    # Finding it must not import it: that may take long, and needs what only a rank has.
+    # It must be found without an import, which may be slow and works only in a rank.
     (folder / "horovod" / "__init__.py").write_text("raise RuntimeError('it was imported')\n")
     built(folder, b"horovod_torch_allreduce_async_torch_cuda_FloatTensor")
     return folder
@@ -135,11 +135,11 @@ def test_a_build_that_takes_gpu_tensors_is_not_refused(
 def test_interpreter_is_queried_once_until_a_new_build(
     tmp_path: Path, packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[object] = []
+    calls: list[object] = []
     run = subprocess.run
 
     def counted(*arguments: Any, **options: Any) -> Any:
-        asked.append(arguments)
+        calls.append(arguments)
         return run(*arguments, **options)
 
     monkeypatch.setattr(subprocess, "run", counted)
@@ -149,7 +149,7 @@ def test_interpreter_is_queried_once_until_a_new_build(
             required.require(plan)
     built(packages, b"and now with ncclCommInitRank")
     required.require(plan)
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 def test_an_interpreter_that_cannot_answer_is_named(tmp_path: Path, packages: Path) -> None:
@@ -192,4 +192,4 @@ def test_environment_with_its_own_torch_is_refused_with_a_foreign_horovod(
     (packages / "torch").mkdir()
     for path in site.glob("torch*"):
         shutil.rmtree(path)
-    required.require(plan)  # the torch next to Horovod is the one that is found
+    required.require(plan)  # the torch found is the one next to Horovod

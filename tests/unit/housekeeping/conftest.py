@@ -42,7 +42,7 @@ def store_file(workspace: OpenWorkspace, job: Job, name: str, data: bytes, folde
 
 
 def age(folder: Path, seconds: float = 2 * DAY_S) -> None:
-    """Make all files in a folder look old."""
+    """Give all files in a folder an old modification time."""
     then = time.time() - seconds
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -92,7 +92,7 @@ class Runs:
         return (self.workspace.path / "blobs" / key).exists()
 
     def age(self) -> None:
-        """Let everything stored look old."""
+        """Give all stored files an old modification time."""
         age(self.workspace.path / "blobs")
 
 

@@ -40,7 +40,7 @@ def version_of(path: Path) -> int:
 def test_backup_contains_the_last_write(queue: Queue, terminal: Terminal, tmp_path: Path) -> None:
     job = queue.completed()
     store = queue.workspace.path / "store.db"
-    # Written with the store open: still in the -wal file, which a plain copy would lack.
+    # The store is open, so the last write is still in the -wal file, which a plain copy would miss.
     assert store.with_name("store.db-wal").stat().st_size > 0
     done = terminal.type("db", "backup", str(tmp_path / "copy.db"))
     assert done.code == 0
@@ -111,7 +111,7 @@ def test_file_that_is_not_a_store_fails_the_check(own_home: Path, terminal: Term
     assert terminal.type("db", "check").code == 3
 
 
-def test_a_check_and_a_backup_leave_an_old_store_old(
+def test_a_check_and_a_backup_do_not_upgrade_an_old_store(
     own_home: Path, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, old = old_workspace(own_home), schema.VERSION

@@ -106,7 +106,7 @@ def test_the_command_imports_nothing_heavy(queue: Queue) -> None:
 
 
 def test_checks_leave_no_cgroup(context: DoctorContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"{os.getpid()}-tried"  # only of this test: others may run as well
+    name = f"{os.getpid()}-tried"  # unique, because other tests may run
     monkeypatch.setattr(secrets, "token_hex", lambda _length: name)
     list(capabilities.ending(context))
     list(capabilities.memory(context))
@@ -276,7 +276,7 @@ def test_records_from_the_future_are_reported(queue: Queue, own_home: Path) -> N
 
 def test_a_clock_that_was_moved_is_reported() -> None:
     now = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
-    assert resources.steadiness(*now).level in (Level.OK, Level.WARN)  # another may move it
+    assert resources.steadiness(*now).level in (Level.OK, Level.WARN)  # WARN if it is changed now
     assert resources.steadiness(now[0] - 3600, now[1]).level is Level.WARN
 
 
@@ -294,7 +294,7 @@ def test_a_process_without_its_host_is_found(context: DoctorContext) -> None:
     (folder / "plan.json").write_text(json.dumps({"marker": marker}))
     child = subprocess.Popen(["sleep", "600"], env={**os.environ, "RAYJOBS_MARKER": marker})
     try:
-        while marker not in scratch.living_markers():  # until its exec; pytest's limit ends it
+        while marker not in scratch.living_markers():  # until its exec, or the timeout of pytest
             assert child.poll() is None
         found = one(leftovers.processes(context))
         assert (found.level, found.data["markers"]) == (Level.WARN, {marker: [child.pid]})

@@ -71,7 +71,7 @@ def test_files_and_code_of_old_jobs_are_pruned_and_their_rows_stay(runs: Runs) -
     assert runs.store.job(job.id).state is JobState.COMPLETED
     assert runs.store.files(job.id) == []
     assert runs.store.events(job.id)[-1].kind == "pruned"
-    assert prune.plan(runs.workspace, ALL).units == []  # pruned once
+    assert prune.plan(runs.workspace, ALL).units == []  # not pruned twice
 
 
 def test_a_plan_changes_nothing(runs: Runs) -> None:
@@ -195,7 +195,7 @@ def test_warm_start_source_of_an_unfinished_sweep_stays(runs: Runs) -> None:
     assert runs.has(b"two")
 
 
-def test_files_given_at_submit_to_resume_from_stay(runs: Runs, tmp_path: Path) -> None:
+def test_checkpoint_files_packed_at_submit_stay(runs: Runs, tmp_path: Path) -> None:
     packed = resuming.pack_path(runs.blobs, _write(tmp_path / "start.pt", b"start"))
     job = runs.submit("second", resume_from=packed)
     listing = packed.removeprefix("packed:sha256:")
@@ -254,7 +254,7 @@ def test_bytes_that_are_stored_again_after_the_plan_stay(runs: Runs) -> None:
     runs.finished("old", b"same bytes", code=b"same code")
     runs.age()
     made = prune.plan(runs.workspace, ALL)
-    # A running job has the same output, and an editor's new submit the same code; their rows
+    # A running job has stored the same output, and a new submit the same code, but their rows
     # are not written yet.
     runs.blobs.add_file(_write(runs.workspace.path / "x", b"same bytes"))
     [code] = [key for key in made.going if key.startswith("snapshots/")]

@@ -47,7 +47,7 @@ def attempt_of(node: Path, job_id: str, marker: str = "rj-none") -> Path:
 
 
 def ended_long_ago(runs: Runs, job: Job) -> Job:
-    """Let a finished job have ended some hours ago."""
+    """Move the end of a finished job to some hours ago; return the job."""
     then = to_text(datetime.now(UTC) - timedelta(hours=5))
     with runs.store._database.write() as connection:  # type: ignore[attr-defined]
         connection.execute("UPDATE jobs SET ended_at = ? WHERE id = ?", (then, job.id))
@@ -70,7 +70,7 @@ def test_attempts_of_finished_jobs_are_removed(runs: Runs, node: Path) -> None:
 
 
 def with_output(folder: Path, job: str, *stored: str, outcome: str = "completed") -> None:
-    """Let an attempt's script have ended with two outputs, of which some are stored."""
+    """Write the files of an ended attempt with outputs a and b, of which `stored` are stored."""
     (folder / "exit.json").write_text(json.dumps({"job": job, "outcome": outcome}))
     entry = {"path": "/x", "output": {}, "folder": "/x"}
     file = DataFile.from_json(

@@ -52,7 +52,7 @@ def tiny(classes: int = 3) -> nn.Module:
 
 
 class InDouble(nn.Module):
-    """A network that computes in float64, with the first weights of the one that it is made of."""
+    """A network that computes in float64, with the initial weights of `inner`."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

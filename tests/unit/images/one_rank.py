@@ -31,7 +31,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 for kind, made in MODULES.items():
     set_up_determinism(1)
     os.makedirs(kind, exist_ok=True)
-    os.chdir(kind)  # for its checkpoints
+    os.chdir(kind)  # each kind writes its checkpoints to its own folder
     done = Training(
         made(),
         open_labeled(data + "/train"),

@@ -1,4 +1,4 @@
-"""Crops and flips of a whole batch: the parts that the CPU would take, image by image."""
+"""Crops and flips of a whole batch: the same as the CPU makes for each image."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_batch_is_cropped_and_mirrored_as_on_the_cpu() -> None:
     for key, image in zip(keys, found, strict=True):
         expected = training_pixels(Image.fromarray(smooth), HOW, key)
         difference = image.permute(1, 2, 0).numpy() - expected
-        # PIL rounds, and has no border beyond the part's own pixels.
+        # PIL rounds, and does not use the pixels around the crop.
         assert np.abs(difference[1:-1, 1:-1]).max() <= 4
         assert np.abs(difference).mean() < 1
 

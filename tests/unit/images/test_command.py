@@ -28,7 +28,7 @@ def test_a_folder_of_images_does_not_hide_the_model_of_its_name(
     found = registered_model(queue.workspace, "shapes")
     assert found is not None
     assert found.name == "shapes"
-    assert registered_model(queue.workspace, "model") is None  # a folder that is a model
+    assert registered_model(queue.workspace, "model") is None  # a folder of this name is a model
     assert registered_model(queue.workspace, "others") is None  # no model of this name
     with pytest.raises(NotFoundError):
         registered_model(queue.workspace, "missing")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def photos(data: Path, tmp_path: Path) -> Path:
-    """A folder as a user has it: below another, with a broken image and hidden files."""
+    """A user's folder of images: inside another folder, with a broken image and hidden files."""
     root = tmp_path / "photos"
     shutil.copytree(data / "train", root / "all")
     (root / "all" / "red" / "broken.jpg").write_bytes(b"\xff\xd8 cut off")
@@ -103,5 +103,5 @@ def test_command_splits_and_lists_skipped_files(photos: Path, tmp_path: Path) ->
     assert (facts["training"], facts["validation"], facts["classes"][0]) == (27, 9, "blue")
     assert "left out: all/red/broken.jpg cannot be decoded (" in done.stderr
     assert "left out: all/red/empty.png is empty\n" in done.stderr
-    assert "0x" not in done.stderr  # the address of a buffer, which PIL's text has
+    assert "0x" not in done.stderr  # the message of PIL contains the address of a buffer
     assert open_labeled(str(tmp_path / "d" / "validation")).classes == ("blue", "green", "red")

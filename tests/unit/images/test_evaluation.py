@@ -39,7 +39,7 @@ def test_pictures_are_drawn_whatever_the_names_of_the_classes(
     confusion = np.eye(count, dtype=np.int64) * 12_345
     found = Evaluation(confusion, [(one, 0, 1.5) for one in range(min(5, count))])
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # such as one of a letter that the font does not have
+        warnings.simplefilter("error")  # such as a character missing in the font
         paths = write(found, loader.images, loader, str(tmp_path / "out"))
     loader.close()
     assert [Path(one).name for one in paths] == [
@@ -49,7 +49,7 @@ def test_pictures_are_drawn_whatever_the_names_of_the_classes(
     ]
     for path in paths:
         with Image.open(path) as image:
-            assert len(image.convert("L").getcolors() or []) > 9  # more than an empty page
+            assert len(image.convert("L").getcolors() or []) > 9  # the page is not empty
     rows = json.loads((tmp_path / "out" / "per_class.json").read_text())
     assert [row["class"] for row in rows] == sorted(names)
 

@@ -41,7 +41,7 @@ def test_a_cache_gives_the_pixels_of_the_files(
     cache = ImageCache(str(tmp_path / "c"), len(images), arena=0, kind=kind)
     plain = load(images, None, threads=1)
     assert torch.equal(plain, load(images, cache))
-    other = ImageCache(str(tmp_path / "c"), len(images), arena=1, kind=kind)  # another process
+    other = ImageCache(str(tmp_path / "c"), len(images), arena=1, kind=kind)  # like another process
     plan = make_plan(images, HOW)
     monkeypatch.setattr(ImageDirectory, "read", None)  # no file is read again
     loader = Loader(images, HOW, plan, cache=other)
@@ -66,7 +66,7 @@ def test_full_disk_stops_caching_but_not_the_training(
         nonlocal written
         if written > 5_000:
             raise OSError(errno.ENOSPC, "No space left on device")
-        done = real(file, b"".join(parts)[:700])  # a part of it, as a disk that fills up does
+        done = real(file, b"".join(parts)[:700])  # a partial write, as when a disk fills up
         written += done
         return done
 

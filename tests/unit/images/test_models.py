@@ -71,7 +71,7 @@ def test_an_untrained_model_names_network_and_weights(folder: Path, tmp_path: Pa
     weights = folder / networks.WEIGHTS
     networks.save_untrained(str(tmp_path / "b"), "resnet18", str(weights))
     network, path = networks.read_untrained(str(tmp_path / "b"))
-    module = networks.build(network, 5, path)  # its last layer is for 3 classes
+    module = networks.build(network, 5, path)  # the last layer of the file is for 3 classes
     kept = torch.load(weights, weights_only=True)["conv1.weight"]
     assert torch.equal(module.state_dict()["conv1.weight"], kept)
 
@@ -83,7 +83,7 @@ def test_torchvision_has_every_network(network: str) -> None:
 
 @pytest.mark.parametrize("network", ["densenet121", "resnext50_32x4d", "wide_resnet50_2"])
 def test_a_network_has_an_output_for_each_class(network: str) -> None:
-    with torch.device("meta"):  # its shapes alone
+    with torch.device("meta"):  # shapes without data
         module = networks.build(network, 7)
         assert module.eval()(torch.empty(1, 3, 64, 64)).shape == (1, 7)
 

@@ -1,4 +1,4 @@
-"""Sums over a batch, to the last bit: of several processes, and of one that adds up as they do."""
+"""Sums over a batch are equal bit by bit in several processes and in one that adds as they do."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_gradients_in_parts_are_the_sums_of_the_parts(
     found = gradients(in_parts(plain, 2), values, weights)
     halves = [torch.cat(both) for both in zip(*(one[:2] for one in parts), strict=True)]
     for mine, theirs in zip(found[:2], halves, strict=True):
-        torch.testing.assert_close(mine, theirs)  # equal bits: where the processor's kernels do so
+        torch.testing.assert_close(mine, theirs)  # bitwise equal only on some processors
     # A linear layer is computed in parts; a convolution's images are each computed alone.
     assert all(same(found[:2], halves if isinstance(plain, nn.Sequential) else whole[:2]))
     first, second = (one[2:] for one in parts)

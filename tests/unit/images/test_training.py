@@ -59,7 +59,7 @@ def test_training_learns_and_keeps_the_best_epoch(training: Make) -> None:
     progress = work.run()
     assert progress.training_losses[-1] < progress.training_losses[0]
     assert progress.top1[-1] > 0.9
-    assert progress.top5[-1] == 1.0  # of three classes
+    assert progress.top5[-1] == 1.0  # always, with three classes
     for name, value in work.module.state_dict().items():
         assert torch.equal(value, progress.best[name])
 
@@ -75,7 +75,7 @@ def test_two_trainings_with_one_seed_are_bitwise_equal(training: Make) -> None:
 def test_new_tensors_are_not_filled_for_determinism(training: Make) -> None:
     training()
     assert torch.are_deterministic_algorithms_enabled()
-    # With it each new tensor is written twice, for nothing: no operation reads it before.
+    # Filling would only cost time: no operation reads a new tensor before it is written.
     assert not torch.utils.deterministic.fill_uninitialized_memory
 
 
@@ -212,8 +212,8 @@ def test_two_processes_match_the_curve_of_one(training: Make, data: Path, tmp_pa
         for number in range(2)
     ]
     assert [one.wait(200) for one in ranks] == [0, 0]
-    # In float64 rounding is so small that a defect cannot hide behind it.
-    # A deep network shows each bit that differs within three epochs.
+    # In float64, rounding is too small to hide a defect. In a deep network, one different bit
+    # shows within three epochs.
     cases: tuple[tuple[str, Callable[[], nn.Module], float, dict[str, Any]], ...] = (
         ("float32", tiny, 1e-4, {}),
         ("float64", lambda: InDouble(tiny()), 1e-11, {}),

@@ -24,7 +24,7 @@ def test_plain_script_runs_warm(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     for name in ("train.py", "model.py", "data.json", "torch.txt"):
         (tmp_path / "work" / name).touch()
-    (tmp_path / "work/torch").mkdir()  # without __init__.py it does not stand before a package
+    (tmp_path / "work/torch").mkdir()  # without __init__.py it does not shadow the package
     env = {"CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO", "TORCH_HOME": "/t"}
     assert cold_reason(plan(tmp_path, env, threads=4), LOADED) is None
 
@@ -66,7 +66,7 @@ def test_variable_of_the_warm_interpreter_does_not_force_a_cold_start(tmp_path: 
 
 
 def test_rayjobs_folders_on_the_path_do_not_force_a_cold_start(tmp_path: Path) -> None:
-    """A fork puts the first onto its path itself, and asks the map without the second."""
+    """A fork adds the first to its path itself, and maps addresses without the second."""
     ours = [f"/lib/{one}" for one in (ON_PATH, MAPPED_ON_PATH)]
     for path in (ours[0], ":".join(ours)):
         assert cold_reason(plan(tmp_path, {"PYTHONPATH": path}), LOADED) is None
@@ -84,9 +84,9 @@ def test_variable_of_a_single_rank_counts(tmp_path: Path) -> None:
     assert cold_reason(plan(tmp_path, ranks=ranks), LOADED) is not None
 
 
-def test_command_other_python_folder_and_wish_are_cold(tmp_path: Path) -> None:
+def test_command_other_python_folder_and_request_are_cold(tmp_path: Path) -> None:
     assert cold_reason(plan(tmp_path, kind="command", command="x"), LOADED) is not None
-    assert cold_reason(plan(tmp_path, cold="asked for"), LOADED) == "asked for"
+    assert cold_reason(plan(tmp_path, cold="requested"), LOADED) == "requested"
     reason = cold_reason(plan(tmp_path), LOADED, python="/other/python")
     assert reason is not None and "/other/python" in reason
     (tmp_path / "work/package").mkdir(parents=True)
@@ -116,7 +116,7 @@ def test_only_modules_preferred_by_import_are_shadows(
     assert found == (entry.partition("/")[0] if is_shadow else None)
 
 
-def test_shadow_is_looked_for_next_to_the_script(tmp_path: Path) -> None:
+def test_shadow_is_searched_for_next_to_the_script(tmp_path: Path) -> None:
     (tmp_path / "work/src").mkdir(parents=True)
     (tmp_path / "work/random.py").touch()
     assert cold_reason(plan(tmp_path, argv=["src/train.py"]), LOADED) is None

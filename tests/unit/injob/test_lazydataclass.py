@@ -142,10 +142,10 @@ def test_unfrozen_instances_change_and_have_no_hash() -> None:
         hash(changing)
 
 
-def test_methods_of_the_class_stay() -> None:
+def test_methods_that_the_class_defines_are_not_replaced() -> None:
     assert repr(Own(1)) == "mine"
     assert Own(1) == Own(2)
-    assert hash(Own(1)) == hash(Own(1)) != hash(Own(2))  # as dataclasses: of the fields
+    assert hash(Own(1)) == hash(Own(1)) != hash(Own(2))  # a hash of the fields, as in dataclasses
 
 
 def test_wrong_arguments_name_the_class() -> None:
@@ -198,7 +198,7 @@ def test_a_subclass_that_is_no_dataclass_has_the_methods_of_its_parent() -> None
     assert repr(Child(1, "e")).endswith("Child(a=1)")
 
 
-def test_methods_are_generated_at_their_first_use_alone() -> None:
+def test_methods_are_generated_only_at_their_first_use() -> None:
     @dataclass(frozen=True)
     class Unused:
         a: int

@@ -1,4 +1,4 @@
-"""The file of a rank is read in batches, whatever state its last line is in."""
+"""The metrics file of a rank is read in batches, even if its last line is incomplete."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class Clock:
         return self.now_s
 
 
-def ledger(folder: Path, count: int = 3, clock: Clock | None = None, **asked: Any) -> Ledger:
-    spec = ParallelRun(**{"inputs": ("data",), "output": "made", **asked})
+def ledger(folder: Path, count: int = 3, clock: Clock | None = None, **changes: Any) -> Ledger:
+    spec = ParallelRun(**{"inputs": ("data",), "output": "made", **changes})
     settings = Settings.from_json(spec.model_dump_json())
     batches = [MiniBatch(n, "data", 2, files=(f"{n}a", f"{n}b")) for n in range(count)]
     made = Ledger(batches, settings, str(folder), lambda *_messages: None, clock or Clock())
@@ -73,7 +73,7 @@ def test_items_of_a_dead_worker_are_processed_once_by_another(tmp_path: Path) ->
     assert [taken(one, other) for _ in range(3)] == [1, 2, number]
     for each in (0, 1, 2):
         one.done(each, [f"row {each}"], 2)
-    one.done(number, ["late"], 2)  # the first one was slow, not dead
+    one.done(number, ["late"], 2)  # the first worker was slow, not dead
     assert rows(one, tmp_path) == ["row 0", "row 1", "row 2"]
 
 
@@ -81,12 +81,12 @@ def test_result_of_an_abandoned_worker_counts_once(tmp_path: Path) -> None:
     one = ledger(tmp_path, count=1)
     number = taken(one)
     one.failed(number, "it took too long")
-    one.done(number, ["row"], 2)  # before it was retried
+    one.done(number, ["row"], 2)  # before the retry
     assert one.take("me") == Order(end=True)
     assert rows(one, tmp_path) == ["row"]
 
 
-def test_a_mini_batch_has_its_tries(tmp_path: Path) -> None:
+def test_a_mini_batch_fails_after_its_last_try(tmp_path: Path) -> None:
     one = ledger(tmp_path, count=1, run_max_try=2)
     for _ in range(2):
         one.failed(taken(one), "broken")
@@ -126,7 +126,7 @@ def test_waiting_request_is_notified_of_returned_items(tmp_path: Path) -> None:
     waiting.start()
     one.failed(number, "broken")
     waiting.join(timeout=30)
-    # Either it waited and was notified, or it came later and found the mini-batch.
+    # The request either waited and was notified, or came later and found the mini-batch.
     assert found[0].batch is not None and found[0].batch.number == number
 
 

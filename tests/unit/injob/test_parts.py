@@ -155,7 +155,7 @@ def test_log_keeps_both_ends_over_several_rounds(tmp_path: Path) -> None:
     assert kept[: hole["offset"]] == written[: hole["offset"]] and kept[end:] == written[end:]
     assert hole["offset"] >= 32 * 1024 and len(written) - end >= 32 * 1024
     if cap.is_possible:
-        assert not kept[hole["offset"] : end].strip(b"\0")  # what is given back reads as zeros
+        assert not kept[hole["offset"] : end].strip(b"\0")  # freed bytes read as zeros
 
 
 def test_log_on_a_disk_without_holes_is_left_whole(
@@ -222,7 +222,7 @@ print(b"PLACE=here" in open("/proc/self/environ", "rb").read().split(b"\\0"))
     [("exactly", b"python\0train.py\0a b\0"), ("as a title", b"python train.py a b ")],
 )
 def test_the_shown_command_line_is_replaced(way: str, shown: bytes) -> None:
-    """The old one is long here, and so is the last word of the new one: longer than all of it."""
+    """The last argument of the new command line is longer than the whole old one."""
     long = "x" * 20_000
     done = subprocess.run(
         [sys.executable, "-c", RENAMES, str(INJOB.parents[1]), way, long],

@@ -1,7 +1,7 @@
 """The probes of a node run by their path, without the packages of its Python.
 
-A probe that cannot run makes a node work as if it had no namespaces, and the tests that need them
-are skipped: nothing else would fail.
+If a probe cannot run, a node works as if it had no namespaces, and the tests that need namespaces
+are skipped, so no other test would fail.
 """
 
 from __future__ import annotations

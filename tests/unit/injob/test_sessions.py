@@ -1,4 +1,4 @@
-"""What the host of an attempt keeps of the processes that users start next to a rank."""
+"""The host's records of sessions: the processes that users start next to a rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayjobs.injob.sessions import MOST, Sessions
 
 
 def test_host_keeps_only_the_last_ended_sessions() -> None:
-    starter: Any = None  # nothing is started here
+    starter: Any = None  # the test starts no process
     sessions = Sessions(starter)
     names = [f"{number:032x}" for number in range(5 * MOST)]
     running, *ended = names
@@ -22,7 +22,7 @@ def test_host_keeps_only_the_last_ended_sessions() -> None:
 
     for number, name in enumerate(ended):
         sessions._sessions[name] = Helper("a session", Identity(number, 1, "boot"), status=7 << 8)
-        for _ in range(2):  # an answer may be lost
+        for _ in range(2):  # an answer may be lost and requested again
             assert ask(name) == SessionAnswer(ended=True, exit_code=7)
     assert ask(running) == SessionAnswer(ended=False)
     assert list(sessions._sessions) == [running, *ended[-MOST:]]

@@ -1,4 +1,4 @@
-"""Samples of what an attempt uses: true, bounded in size, and cheap whatever they cost."""
+"""Samples of the resources of an attempt: correct, limited in number, and rarer if expensive."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_dumps_of_many_ranks_end_with_the_lease(
 
     def dump(rank: int, identity: object, file: str) -> stacks.Dump:
         dumped.append(rank)
-        if rank == 2:  # each took ten seconds, without a renewal
+        if rank == 2:  # 61 of the 90 s have passed without a renewal
             looking.lease = Lease(90.0, since_s=boot_clock_s() - 61.0)
         return stacks.Dump(rank, "S", "py-spy", "somewhere")
 

@@ -30,7 +30,7 @@ HOUR = 3600.0
 def attempts(
     *outcomes: str, lived_s: float = 30.0, failure: Failure = LOST, started: bool = True
 ) -> list[Attempt]:
-    """Return attempts that ended so, one an hour; the newest has not been written yet."""
+    """Return attempts with these outcomes, one per hour; the newest has no written end yet."""
     made = []
     for number, outcome in enumerate(outcomes, start=1):
         begin = AT + timedelta(hours=number)
@@ -103,13 +103,13 @@ def test_pauses_double_up_to_a_minute() -> None:
     ids=["node_lost", "system", "preempted", "data away", "storage away"],
 )
 def test_work_renews_budgets_of_external_failures(failure: Failure) -> None:
-    spent = 200  # of every class
+    spent = 200  # more than the budget of any class
     long = attempts(*["cluster_lost"] * spent, failure=failure, lived_s=20 * HOUR)
     decision = after(long, "cluster_lost", failure=failure, lived_s=20 * HOUR)
     assert isinstance(decision, Retry)
     short = attempts(*["cluster_lost"] * spent, failure=failure)
     assert after(short, "cluster_lost", failure=failure) == GiveUp()
-    # One that did its work pays for itself alone: those after it count.
+    # An hour of work renews the budget; the failures after it count.
     assert isinstance(after(short, "cluster_lost", failure=failure, lived_s=HOUR), Retry)
     worked = attempts("cluster_lost", lived_s=HOUR, failure=failure)
     assert after([*worked, *short], "cluster_lost", failure=failure) == GiveUp()
@@ -120,7 +120,7 @@ def test_work_renews_budgets_of_external_failures(failure: Failure) -> None:
 def test_a_renewed_budget_counts_from_the_attempt_that_did_its_work() -> None:
     made = [*attempts("cluster_lost", "", lived_s=HOUR)[:1], *attempts(*["cluster_lost"] * 3)]
     decision = after(made, "cluster_lost")
-    assert decision == GiveUp()  # 3 in all: its own end and two more
+    assert decision == GiveUp()  # the end of that attempt and two more are 3
     decision = after([*made[:1], *made[2:]], "cluster_lost")
     assert isinstance(decision, Retry)
     assert decision.reason.startswith("tries again (3 of 3)")
@@ -205,7 +205,7 @@ def test_storage_outage_is_waited_for_some_minutes() -> None:
     assert 180.0 <= sum(pauses) <= 600.0
     made = attempts(*["not_prepared"] * (OUTAGE_RETRIES + 1), failure=AWAY)
     assert after(made, "not_prepared", failure=AWAY) == GiveUp()
-    made.insert(-1, attempts("preempted", "")[0])  # says nothing about the storage
+    made.insert(-1, attempts("preempted", "")[0])  # a preemption does not reset the count
     assert after(made, "not_prepared", failure=AWAY) == GiveUp()
 
 

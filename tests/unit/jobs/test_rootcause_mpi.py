@@ -13,7 +13,7 @@ from rayjobs.jobs import rootcause
 
 
 def given_up(folder: Path) -> ExitRecord:
-    """Return the record of a node whose ranks MPI has given up, as its host writes it."""
+    """Return the exit record that a host writes after MPI has given up its ranks."""
     ending = SimpleNamespace(is_consequence=False, outcome=None, reason="")
 
     def begin(outcome: str, reason: str) -> None:
@@ -41,7 +41,7 @@ def given_up(folder: Path) -> ExitRecord:
 
 
 def test_rank_ended_by_mpi_is_not_the_cause(tmp_path: Path) -> None:
-    """Although it came first by the clock of its machine."""
+    """The clock of its machine says that it ended first."""
     follower = given_up(tmp_path)
     assert follower.outcome is Outcome.HOST_ERROR
     failed = ExitRecord(

@@ -16,7 +16,7 @@ RAISED = b"""Traceback (most recent call last):
     raise ValueError("bad batch")
 ValueError: bad batch
 """
-# As torch prints it once the ranks have met.
+# As torch prints a traceback after the rendezvous of the ranks.
 RAISED_IN_A_GROUP = b"".join(b"[rank1]: " + line for line in RAISED.splitlines(keepends=True))
 LEFT = b"""Traceback (most recent call last):
   File "train.py", line 12, in <module>
@@ -28,8 +28,8 @@ RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0
 def test_rank_that_left_the_others_is_named_even_if_it_ended_later() -> None:
     left = rank_record(0, exit_code=1, ended_at=2.0)
     leaving = rank_record(1, exit_code=None, signal=signal.SIGTERM, ended_at=2.4)
-    asked = rank_record(2, exit_code=None, signal=signal.SIGTERM, ended_at=2.1)
-    _, failure = diagnose([record("failed", left, leaving, asked)], {0: LEFT, 1: RAISED, 2: b""})
+    stopped = rank_record(2, exit_code=None, signal=signal.SIGTERM, ended_at=2.1)
+    _, failure = diagnose([record("failed", left, leaving, stopped)], {0: LEFT, 1: RAISED, 2: b""})
     assert failure is not None
     assert failure.rank == 1
     assert failure.message.startswith("rank 1 failed (and was killed while it was exiting): Value")
@@ -57,7 +57,7 @@ def test_of_two_ranks_found_dead_the_one_without_a_lost_peer_is_named() -> None:
 
 
 def test_unexplained_lost_peer_is_reported_unchanged() -> None:
-    late = rank_record(1, exit_code=143, ended_at=2.5)  # was asked to end, and did
+    late = rank_record(1, exit_code=143, ended_at=2.5)  # ended on SIGTERM
     exits = [record("failed", rank_record(0, exit_code=1), late)]
     _, failure = diagnose(exits, {0: LEFT, 1: b"saved\n"})
     assert failure is not None
@@ -87,7 +87,7 @@ def test_a_handled_error_of_a_rank_that_was_ended_is_not_blamed(log: bytes, rest
 
 
 def test_connection_opened_by_the_script_is_not_a_lost_peer() -> None:
-    """Also if the log of a rank that it takes down ends with a traceback."""
+    """Not even if another rank, ended after it, has a log that ends with a traceback."""
     failed = rank_record(0, exit_code=1, ended_at=2.0)
     ended = rank_record(1, exit_code=None, signal=signal.SIGTERM, ended_at=2.4)
     _, failure = diagnose([record("failed", failed, ended)], {0: RESET, 1: RAISED})
