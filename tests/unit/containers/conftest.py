@@ -1,4 +1,4 @@
-"""A node's images without Ray: attempts that ask for images, and the messages they get."""
+"""A node's images without Ray: attempts that request images, and their messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rayjobs.environments.building import Control
 
 @dataclass
 class Wish:
-    """One attempt that asks for an image."""
+    """One attempt that requests an image."""
 
     work: ImageWork
     messages: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)

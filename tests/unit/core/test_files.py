@@ -1,3 +1,5 @@
+"""Files that are replaced atomically, and locks that end with their process."""
+
 from __future__ import annotations
 
 import os

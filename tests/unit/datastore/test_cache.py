@@ -17,7 +17,7 @@ from rayjobs.datastore.manifest import FileEntry
 
 
 class Server(Backend):
-    """A storage that counts its reads, and returns the bytes that a test sets."""
+    """A storage that records its reads and returns the bytes that a test sets."""
 
     def __init__(self) -> None:
         self.where = "test"

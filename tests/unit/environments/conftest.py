@@ -1,4 +1,4 @@
-"""A node's environments without Ray: attempts that ask for packages, and the messages they get."""
+"""A node's environments without Ray: attempts that request packages, and their messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rayjobs.environments.work import Realised, Work
 
 @dataclass
 class Wish:
-    """One attempt that asks for packages."""
+    """One attempt that requests packages."""
 
     work: Work
     messages: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
