@@ -13,7 +13,7 @@ import binascii
 import dataclasses
 import enum
 import typing
-from typing import Any, Callable, Dict, Mapping, Type, TypeVar, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Type, TypeVar, Union
 
 One = TypeVar("One", bound="Message")
 _Reader = Callable[[Any], Any]
@@ -33,8 +33,9 @@ class Message:
     """
 
     __slots__ = ()
-    # The newest version of its JSON that a class reads.
-    READS_VERSION: typing.ClassVar[int] = 1
+    # The newest version of its JSON that a class reads. None: its entry ``version`` is the version
+    # of something else, such as a model.
+    READS_VERSION: typing.ClassVar[Optional[int]] = 1
 
     def to_json(self) -> Dict[str, Any]:
         """Return the message as plain JSON data, with every field."""
@@ -55,11 +56,11 @@ class Message:
         """
         if not isinstance(values, Mapping):
             raise MessageError(f"{_title(cls)} is one JSON object, not {values!r:.60}")
-        version = values.get("version", 1)
-        if not isinstance(version, int) or version > cls.READS_VERSION:
+        version, newest = values.get("version", 1), cls.READS_VERSION
+        if newest is not None and (not isinstance(version, int) or version > newest):
             raise MessageError(
                 f"{_title(cls)} has version {version!r}; this rayjobs reads version "
-                f"{cls.READS_VERSION}. Use the same rayjobs on every node"
+                f"{newest}. Use the same rayjobs on every node"
             )
         known = cls.upgraded(values)
         given = {}

@@ -179,6 +179,7 @@ class FetchModel(Message):
     """Request a model's files; the answer names a folder in `exchange`."""
 
     NAME: ClassVar[str] = "fetch_model"
+    READS_VERSION: ClassVar[Optional[int]] = None
     name: str
     version: Optional[int] = None
 
@@ -188,6 +189,7 @@ class FetchDataset(Message):
     """Request a file dataset's files; the answer names a folder in `exchange`."""
 
     NAME: ClassVar[str] = "fetch_dataset"
+    READS_VERSION: ClassVar[Optional[int]] = None
     name: str = ""
     version: Optional[int] = None
     id: Optional[str] = None

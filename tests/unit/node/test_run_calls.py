@@ -20,13 +20,16 @@ import pytest
 
 from rayjobs.core import paths
 from rayjobs.core.paths import PACKAGE
+from rayjobs.datastore import Dataset, Datastore
 from rayjobs.injob import runcalls
 from rayjobs.injob.attempt_runs import ChildRun
+from rayjobs.injob.attempt_workspace import RunWorkspace
 from rayjobs.injob.channel import Channel, ChannelError
 from rayjobs.injob.runcalls import RunAnswer
 from rayjobs.injob.runtoken import TOKEN_VARIABLE
 from rayjobs.jobs.records import StoredFile
 from rayjobs.jobs.states import JobState
+from rayjobs.models import uploaded
 from rayjobs.node.node import _end_once_moved
 from rayjobs.node.run_calls import RunCalls, token_of
 from rayjobs.node.run_server import serving
@@ -244,6 +247,27 @@ def test_a_script_with_the_standard_library_alone(scene: Scene, agent: Agent) ->
     [below] = store.jobs(JobFilter(parent=part.id))
     assert below.failure is not None and below.failure.message == "ValueError: no"
     assert list((scene.root / runcalls.EXCHANGE).iterdir()) == []
+
+
+@pytest.mark.parametrize("version", [None, 1, 2])
+def test_files_of_a_model_and_a_dataset_are_fetched(
+    scene: Scene, agent: Agent, tmp_path: Path, version: int | None
+) -> None:
+    store = Datastore.get_default(scene.opened)
+    for number in (1, 2):
+        (tmp_path / "a.txt").write_text(f"version {number}")
+        uploaded.put(scene.opened, name="digits", path=tmp_path / "a.txt", user="ada")
+        store.upload_files([str(tmp_path / "a.txt")], target_path=f"{number}", show_progress=False)
+        dataset = Dataset.File.from_files((store, f"{number}/a.txt"))
+        registered = dataset.register(scene.opened, "letters", create_new_version=True)
+    workspace = RunWorkspace("w", scene.channel())
+    text = f"version {version or 2}"
+    model = workspace.download_model("digits", tmp_path / "model", version)
+    assert Path(model, "a.txt").read_text() == text
+    folder = workspace.download_dataset("letters", tmp_path / "data", version)
+    assert [one.read_text() for one in Path(folder).rglob("a.txt")] == [text]
+    by_id = workspace.download_dataset("", tmp_path / "by-id", id=registered.id)
+    assert [one.read_text() for one in Path(by_id).rglob("a.txt")] == ["version 2"]
 
 
 FOUND_IN_A_JOB = """
