@@ -28,7 +28,7 @@ from rayjobs.datastore.progress import Progress, ProgressCallback, line_of
 from rayjobs.datastore.protection import NONE as NO_PROTECTION
 from rayjobs.datastore.protection import Protection
 from rayjobs.injob import recordfiles
-from rayjobs.injob.datafile import AttemptInput
+from rayjobs.injob.datafile import AttemptInput, HeldInput
 from rayjobs.injob.identity import Identity, boot_id, own_identity
 from rayjobs.injob.plan import Bind
 from rayjobs.injob.views import Views
@@ -167,7 +167,7 @@ class NodeData:
             raise type(error)(f"input {name!r}: {error}") from error
         definition = _write_definition(source, paths.inputs) if held.how == "direct" else None
         given = AttemptInput(held.path, source.mode, held.how, definition)
-        record.add_input(name, given, held.to_json())
+        record.add_input(name, given, HeldInput.from_json(held.to_json()))
         took_s = time.monotonic() - began_s
         self._refuse_own_output(name, held, paths.root)
         why_open = _why_open(held, protection)
@@ -447,7 +447,7 @@ class NodeData:
         from rayjobs.datastore.materialise import Materialised
 
         return [
-            Materialised.from_json(one)
+            Materialised.from_json(one.to_json())
             for one in data_record.read_what_is_left(AttemptPaths(root).data).held
         ]
 

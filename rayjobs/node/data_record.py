@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rayjobs.core.files import write_atomic
 from rayjobs.injob import recordfiles
-from rayjobs.injob.datafile import AttemptInput, AttemptOutput, DataFile
+from rayjobs.injob.datafile import AttemptInput, AttemptOutput, DataFile, HeldInput
 from rayjobs.protocol.attempts import AttemptOnNode
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class DataRecord:
         """Return the record of an attempt that has nothing yet."""
         return cls(path, DataFile(on.job, on.attempt, on.node))
 
-    def add_input(self, name: str, given: AttemptInput, held: dict[str, object]) -> None:
+    def add_input(self, name: str, given: AttemptInput, held: HeldInput) -> None:
         """Record an input and what holds it."""
         file = self.file
         self._write(

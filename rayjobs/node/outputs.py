@@ -21,12 +21,12 @@ from rayjobs.data import made
 from rayjobs.datastore.errors import DataExists, DatastoreError, DatastoreUnavailable
 from rayjobs.datastore.progress import Progress, ProgressCallback
 from rayjobs.injob import openfiles
-from rayjobs.injob.datafile import AttemptOutput, DataFile
+from rayjobs.injob.datafile import AttemptOutput, DataFile, OutputDestination
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.node import data_record
 from rayjobs.node.data_record import DataRecord
 from rayjobs.node.folder_datastores import LOCAL, Reaches, check_folders
-from rayjobs.protocol.attempts import AttemptOnNode, OutputRequest, Registration
+from rayjobs.protocol.attempts import AttemptOnNode, OutputRequest
 
 if TYPE_CHECKING:
     from rayjobs.datastore.datasets import FileDataset
@@ -122,9 +122,9 @@ class Outputs:
             raise type(error)(f"output {name!r}: {error}") from error
         entry = AttemptOutput(
             path=str(folder),
-            output=output.to_json(),
+            output=OutputDestination.from_json(output.to_json()),
             folder=str(folder),
-            register_as=None if asked.register_as is None else asked.register_as.to_json(),
+            register_as=asked.register_as,
         )
         # Before the link: any agent that finds the link must be able to find its owner.
         record.set_output(name, entry)
@@ -210,7 +210,7 @@ class Outputs:
         from rayjobs.datastore.outputs import DataOutput
         from rayjobs.datastore.write_through import WriteThrough
 
-        output = DataOutput.from_json(entry.output)
+        output = DataOutput.from_json(entry.output.to_json())
         through = WriteThrough(output, _folder(entry), _synced(AttemptPaths(root), name))
         # A sync that started while the script ran may still wait for a storage.
         with self._syncing.setdefault(f"{root}/{name}", threading.Lock()):
@@ -254,9 +254,9 @@ class Outputs:
         for name, entry in record.file.outputs.items():
             if name in record.file.stored or name in record.file.refused:
                 continue
-            output = _where_now(DataOutput.from_json(entry.output), workspace)
+            output = _where_now(DataOutput.from_json(entry.output.to_json()), workspace)
             try:
-                if entry.output.get("mode") == "mount":
+                if entry.output.mode == "mount":
                     text, facts = self._finish_mounted(root, name, entry, output, workspace)
                 else:
                     text, facts = self._store_one(name, entry, output, workspace, progress)
@@ -398,14 +398,13 @@ def _synced_of(root: Path) -> dict[str, AttemptOutput]:
     return {
         name: entry
         for name, entry in found.items()
-        if entry.output.get("mode") == "mount" and not _is_in_place(entry)
+        if entry.output.mode == "mount" and not _is_in_place(entry)
     }
 
 
 def _is_in_place(entry: AttemptOutput) -> bool:
     """Whether the script writes to the datastore's own folder."""
-    record: Any = entry.output.get("record")
-    return entry.output.get("mode") == "mount" and record["kind"] == "local"
+    return entry.output.mode == "mount" and entry.output.record.kind == LOCAL
 
 
 def _synced(paths: AttemptPaths, name: str) -> Path:
@@ -425,12 +424,12 @@ def _stored_at(entry: AttemptOutput, output: DataOutput) -> str:
 def _register(
     workspace: OpenWorkspace, entry: AttemptOutput, output: DataOutput
 ) -> FileDataset | None:
-    if entry.register_as is None:
+    wanted = entry.register_as
+    if wanted is None:
         return None
     from rayjobs.datastore.dataset_factory import Dataset
     from rayjobs.datastore.stores import Datastore
 
-    wanted = Registration.from_json(entry.register_as)
     place = (Datastore.from_record(output.record), output.path)
     return Dataset.File.from_files(place).register(
         workspace.catalogue,

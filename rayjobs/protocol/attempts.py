@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
+from rayjobs.injob.datafile import Registration
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
@@ -63,15 +64,6 @@ class InputRequest(Message):
     source: str
     mode: str = "mount"
     path_on_compute: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Registration(Message):
-    """How a stored output is registered as a version of a dataset."""
-
-    name: str
-    description: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

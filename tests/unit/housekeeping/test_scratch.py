@@ -72,7 +72,8 @@ def test_attempts_of_finished_jobs_are_removed(runs: Runs, node: Path) -> None:
 def with_output(folder: Path, job: str, *stored: str, outcome: str = "completed") -> None:
     """Write the files of an ended attempt with outputs a and b, of which `stored` are stored."""
     (folder / "exit.json").write_text(json.dumps({"job": job, "outcome": outcome}))
-    entry = {"path": "/x", "output": {}, "folder": "/x"}
+    place = {"name": "x", "record": {"name": "st", "kind": "local"}, "path": "made"}
+    entry = {"path": "/x", "output": place, "folder": "/x"}
     file = DataFile.from_json(
         {"job": job, "attempt": 1, "outputs": {"a": entry, "b": entry}, "stored": stored}
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rayjobs.injob.datafile import Registration
 from rayjobs.injob.exitrecord import (
     ExitRecord,
     GpuUse,
@@ -35,7 +36,6 @@ from rayjobs.protocol.attempts import (
     LaunchRequest,
     OutputRequest,
     PackagesRequest,
-    Registration,
     Resume,
     SecretSource,
 )
