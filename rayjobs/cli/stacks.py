@@ -13,7 +13,7 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.params import job_argument
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import NotFoundError
-from rayjobs.injob.exitrecord import RankStack
+from rayjobs.injob.rankstack import RankStack
 from rayjobs.injob.stacks import STOPPED, named, odd_ones
 from rayjobs.target.requests import TargetRequest
 

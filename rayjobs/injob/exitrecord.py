@@ -13,6 +13,7 @@ from rayjobs.injob.files import write_atomic
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.outcomes import EndReason, Outcome, reason_of_sentence
+from rayjobs.injob.rankstack import RankStack
 
 NAME = "exit.json"
 # How the attempt ended, known before all of its processes are proven dead.
@@ -141,26 +142,6 @@ class UsageRecord(Message):
         for gpu in self.gpus.values():
             sizes |= {len(gpu.use), len(gpu.memory)}
         return len(sizes) == 1
-
-
-@dataclass(frozen=True)
-class RankStack(Message):
-    """Where a rank is, or was when its attempt stalled (`stacks.Dump`).
-
-    Attributes:
-        state: State of its process, as Linux's single letter.
-        how: How that was found.
-        where: Its innermost frame outside libraries; empty if unknown.
-        waits: It is inside a library call that waits for other ranks.
-        text: The whole dump if requested; records do not contain it.
-    """
-
-    rank: int
-    state: str
-    how: str
-    where: str
-    waits: bool
-    text: str = ""
 
 
 class OneNode(Protocol):

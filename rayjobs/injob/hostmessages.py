@@ -7,11 +7,11 @@ from typing import Mapping, Optional, Tuple
 
 from rayjobs.injob import recordfiles
 from rayjobs.injob.answers import Answer
-from rayjobs.injob.exitrecord import RankStack
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.injob.rankstack import RankStack
 
 NAME = "host.json"
 

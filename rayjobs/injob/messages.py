@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Type, TypeVar, Union
 One = TypeVar("One", bound="Message")
 _Reader = Callable[[Any], Any]
 _REQUIRED = dataclasses.MISSING
+_SCALARS = (str, int, float, bool, type(None))
 
 
 class MessageError(ValueError):
@@ -54,7 +55,7 @@ class Message:
             MessageError: it is not such a message, or comes from a later version; the text names
                 the entry.
         """
-        if not isinstance(values, Mapping):
+        if type(values) is not dict and not isinstance(values, Mapping):  # the second is slow
             raise MessageError(f"{_title(cls)} is one JSON object, not {values!r:.60}")
         version, newest = values.get("version", 1), cls.READS_VERSION
         if newest is not None and (not isinstance(version, int) or version > newest):
@@ -70,7 +71,7 @@ class Message:
                     given[name] = read(known[name])
                 except MessageError as error:
                     raise MessageError(f"{_title(cls)}, entry {name!r}: {error}") from None
-                except (TypeError, ValueError) as error:
+                except (TypeError, ValueError, OverflowError) as error:
                     raise MessageError(
                         f"{_title(cls)} has {known[name]!r:.60} as its {name!r}: {error}"
                     ) from None
@@ -107,6 +108,8 @@ def _fields_of(cls: type) -> "Dict[str, tuple[_Reader, object]]":
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in _SCALARS:  # most values
+        return value
     if isinstance(value, Message):
         return value.to_json()
     if isinstance(value, enum.Enum):

@@ -15,9 +15,9 @@ import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from rayjobs.injob import recordfiles
-from rayjobs.injob.exitrecord import RankStack
 from rayjobs.injob.identity import Identity, send_signal, stat_of
 from rayjobs.injob.rank import DUMP_SIGNAL
+from rayjobs.injob.rankstack import RankStack
 
 STOPPED = "T"
 

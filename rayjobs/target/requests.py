@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar
 
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
@@ -41,12 +40,5 @@ class TargetRequest(Message):
     notice_s: float | None = None
     step: SessionStep | None = None
 
-    @classmethod
-    def from_json(cls, values: object) -> Self:
-        """Return the request; see `Message.from_json`.
-
-        Clients of an earlier version send their rayjobs version as ``version``, which this drops.
-        """
-        if isinstance(values, Mapping):
-            values = {name: value for name, value in values.items() if name != "version"}
-        return super().from_json(values)
+    # Clients of an earlier version send their rayjobs version as ``version``.
+    READS_VERSION: ClassVar[int | None] = None

@@ -10,20 +10,13 @@ from typing import Any
 import pytest
 
 from rayjobs.injob.datafile import Registration
-from rayjobs.injob.exitrecord import (
-    ExitRecord,
-    GpuUse,
-    Leftovers,
-    RankExit,
-    RankStack,
-    Remaining,
-    UsageRecord,
-)
+from rayjobs.injob.exitrecord import ExitRecord, GpuUse, Leftovers, RankExit, Remaining, UsageRecord
 from rayjobs.injob.hostmessages import HostFile, HostRequest
 from rayjobs.injob.identity import Identity, own_identity
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.injob.plan import Peer, Relay, parse
+from rayjobs.injob.rankstack import RankStack
 from rayjobs.injob.warmmessages import WarmRequest
 from rayjobs.jobs.data_facts import DataFacts, Trouble
 from rayjobs.jobs.hosts import Gpu, HostFacts, HostRecord
@@ -267,6 +260,8 @@ def test_a_request_of_an_earlier_version_is_read() -> None:
     assert HostRequest.from_json({"op": "cancel", "reason": "stop"}).grace_s is None
     with pytest.raises(MessageError, match="'grace_s'"):
         HostRequest.from_json({"op": "cancel", "grace_s": "soon"})
+    with pytest.raises(MessageError, match="'grace_s': int too large"):
+        HostRequest.from_json({"op": "cancel", "grace_s": 10**400})
 
 
 def test_ping_of_an_earlier_agent_counts_as_a_user_by_its_raylet() -> None:
