@@ -11,6 +11,7 @@ from rayjobs.core import ids
 from rayjobs.core.errors import StoreError, UsageError
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.names import CHUNK_BYTES
+from rayjobs.protocol.workspaces import WorkspaceFacts
 from rayjobs.workspace.blobs import TEMPORARY
 from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles
 
@@ -28,16 +29,15 @@ class WorkspaceServer:
             return self._workspaces.near(path)
 
     def about(self, path: str) -> dict[str, Any]:
-        """Return a workspace's id and name, and ``blobs``: the address of its files in S3, or None.
+        """Return the JSON of a workspace's `WorkspaceFacts`.
 
         Raises:
             StoreError: it cannot be opened.
             NotFoundError: it no longer exists.
         """
         workspace = self._of(path)
-        address = workspace.blobs_address
-        blobs = None if address is None else address.to_json()
-        return {"id": workspace.id, "name": workspace.name, "blobs": blobs}
+        facts = WorkspaceFacts(workspace.id, workspace.name, workspace.blobs_address)
+        return facts.to_json()
 
     def call(
         self, path: str, part: str, method: str, given: Sequence[Any], more: Mapping[str, Any]

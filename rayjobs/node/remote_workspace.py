@@ -13,6 +13,7 @@ from typing import Any, cast
 from rayjobs.core.errors import RayjobsError, StoreError
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.protocol.names import CHUNK_BYTES
+from rayjobs.protocol.workspaces import WorkspaceFacts
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import Blob, open_source
 from rayjobs.workspace.fetched_blobs import FetchedBlobs
@@ -40,17 +41,14 @@ def open_remote(target: str, path: str, *, scratch: Path | None = None) -> OpenW
         NotFoundError: it no longer exists.
     """
     ask = partial(ask_target, target)
-    facts = ask("about", path)
-    blobs, address = None, None
-    if facts.get("blobs"):
-        address = S3Address.from_json(facts["blobs"])
-        blobs = _direct(address, facts["id"], scratch)
+    facts = WorkspaceFacts.from_json(ask("about", path))
+    blobs = None if facts.blobs is None else _direct(facts.blobs, facts.id, scratch)
     return OpenWorkspace(
         path=Path(path),
-        id=facts["id"],
-        name=facts["name"],
+        id=facts.id,
+        name=facts.name,
         store=cast(Store, RemoteStore(ask, path)),
-        blobs=blobs or RemoteBlobs(ask, path, address),
+        blobs=blobs or RemoteBlobs(ask, path, facts.blobs),
     )
 
 

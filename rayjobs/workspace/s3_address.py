@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 from rayjobs.core.errors import UsageError
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.messages import Message, MessageError
 
 if TYPE_CHECKING:
     from rayjobs.datastore.catalogue import DatastoreRecord
@@ -17,7 +18,7 @@ DATASTORES = "datastores"
 
 
 @dataclass(frozen=True)
-class S3Address:
+class S3Address(Message):
     """The bucket and prefix of a workspace's blobs.
 
     Attributes:
@@ -58,8 +59,14 @@ class S3Address:
         return cls(parts.netloc, prefix, endpoint.rstrip("/"), region, profile)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, str]) -> S3Address:
-        """Return the address in a workspace's record."""
+    def from_json(cls, values: object) -> Self:
+        """Return the address in a workspace's record, of any version.
+
+        Raises:
+            MessageError: it is not an address.
+        """
+        if not isinstance(values, Mapping):
+            raise MessageError(f"an S3 address is one JSON object, not {values!r:.60}")
         return cls(**{name: str(values.get(name, "")) for name in cls.__dataclass_fields__})
 
     def to_json(self) -> dict[str, str]:

@@ -14,12 +14,15 @@ from rayjobs.datastore import Dataset, Datastore
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.engine import workspace_server
 from rayjobs.engine.workspace_server import WorkspaceServer
+from rayjobs.injob.messages import MessageError
 from rayjobs.node import remote_workspace
 from rayjobs.node.workspaces import Workspaces
+from rayjobs.protocol.workspaces import WorkspaceFacts
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace.blobs import blob_key
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+from rayjobs.workspace.s3_address import S3Address
 from tests.support.attempts import on_node
 
 
@@ -44,6 +47,15 @@ def far(near: OpenWorkspace, monkeypatch: pytest.MonkeyPatch) -> OpenWorkspace:
     monkeypatch.setattr(workspace_server, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(remote_workspace, "CHUNK_BYTES", 1000)
     return remote_workspace.open_remote("pool", str(near.path))
+
+
+def test_the_address_of_files_in_s3_is_sent_without_its_empty_fields() -> None:
+    facts = WorkspaceFacts("i", "n", S3Address("bucket", "prefix"))
+    sent = {"id": "i", "name": "n", "blobs": {"bucket": "bucket", "prefix": "prefix"}}
+    assert facts.to_json() == sent
+    assert WorkspaceFacts.from_json({**sent, "of_a_later_version": 1}) == facts
+    with pytest.raises(MessageError, match="an S3 address is one JSON object"):
+        WorkspaceFacts.from_json({**sent, "blobs": "s3://bucket"})
 
 
 def test_records_are_the_same_on_both_sides(near: OpenWorkspace, far: OpenWorkspace) -> None:
