@@ -22,6 +22,7 @@ from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.jobs.outcomes import ENDS, RULES
 from rayjobs.protocol import calls
+from rayjobs.target.answers import ANSWERS
 
 FILE = ROOT / "docs" / "reference" / "messages.md"
 HEAD = """\
@@ -117,6 +118,9 @@ def text() -> str:
         f"| {link(one.answer.__name__, one.answer.__name__.lower())} |"
         for one in kinds
     ]
+    of_target = [
+        f"| `{op}` | {link(kind.__name__, kind.__name__.lower())} |" for op, kind in ANSWERS.items()
+    ]
     of_outcomes = [
         f"| `{one}` | {RULES[one].final_state or 'tried again'} "
         f"| {RULES[one].failure_class or ''} | {'yes' if RULES[one].spends_budget else 'no'} "
@@ -132,6 +136,9 @@ def text() -> str:
         HEAD.strip(),
         "## Calls of a node's agent\n\nThe engine makes them; `rayjobs/protocol/calls.py`.\n\n"
         "| call | request | answer |\n|---|---|---|\n" + "\n".join(of_calls),
+        "## Operations of a target's wake socket\n\nEach request is a "
+        "[TargetRequest](#targetrequest); `rayjobs/target/answers.py`.\n\n"
+        "| operation | answer |\n|---|---|\n" + "\n".join(of_target),
         "## Outcomes of an attempt\n\n"
         "| outcome | the job is then | failure class | counts against its budget | host or node "
         "lost |\n|---|---|---|---|---|\n" + "\n".join(of_outcomes),

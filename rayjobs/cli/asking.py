@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from rayjobs.core.errors import NotFoundError, TargetError, UsageError
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
+from rayjobs.target.answers import TargetAnswer
 from rayjobs.target.requests import TargetRequest
 
 if TYPE_CHECKING:
     from rayjobs.workspace.connection import Connection
+
+Kind = TypeVar("Kind", bound=TargetAnswer)
 
 
 def check_running(job: Job) -> None:
@@ -38,14 +41,16 @@ def ask_target(
     job: Job,
     workspace: Path,
     request: TargetRequest,
+    kind: type[Kind],
     *,
     timeout_s: float,
     server: Connection | None = None,
-) -> dict[str, Any]:
+) -> Kind:
     """Send the job's target a request about the job, and return the answer.
 
     Args:
         request: The request; its workspace and job are filled in here.
+        kind: The class of the answer (`answers.ANSWERS`).
         server: See `wake_client.ask_target`.
 
     Raises:
@@ -57,7 +62,7 @@ def ask_target(
 
     filled = replace(request, workspace=str(workspace), job=job.id)
     try:
-        answer = ask_socket(job.target, home(), filled, timeout_s=timeout_s, server=server)
+        answer = ask_socket(job.target, home(), filled, kind, timeout_s=timeout_s, server=server)
     except TimeoutError as error:
         raise TargetError(
             f"target {job.target!r} does not answer: {error}. Try again; `rayjobs target show "
@@ -65,8 +70,8 @@ def ask_target(
         ) from error
     if answer is None:
         raise TargetError(_why_silent(job.target))
-    if not answer.get("ok"):
-        raise NotFoundError(f"{answer.get('error') or 'the target refused'}.")
+    if not answer.ok:
+        raise NotFoundError(f"{answer.error or 'the target refused'}.")
     return answer
 
 

@@ -156,21 +156,21 @@ def _waits(view: TargetView, shape: Shape) -> list[str]:
     if view.state != "running":
         return [f"the start of target {view.name!r} ({view.state})"]
     waits = []
-    ahead = len((view.detail or {}).get("waiting", {}))
+    ahead = 0 if view.detail is None else len(view.detail.waiting)
     if ahead:
         waits.append(f"{counted(ahead, 'job')} that {verb(ahead, 'waits', 'wait')} already")
     capacities = [
         NodeCapacity(
-            str(node["node_id"]),
-            float(node["cpus"]),
-            float(node["gpus"]),
-            float(node["memory"]),
-            float(node["free_cpus"]),
-            float(node["free_gpus"]),
-            float(node["free_memory"]),
-            str(node.get("node_type", "")),
+            node.node_id,
+            node.cpus,
+            node.gpus,
+            node.memory,
+            node.free_cpus,
+            node.free_gpus,
+            node.free_memory,
+            node.node_type,
         )
-        for node in (view.detail or {}).get("nodes", ())
+        for node in (() if view.detail is None else view.detail.nodes)
     ]
     if capacities and take(capacities, shape) is None and not _is_idle(view, shape):
         waits.append(f"capacity for {shape.describe()}: {describe_free(capacities)}")
@@ -180,10 +180,8 @@ def _waits(view: TargetView, shape: Shape) -> list[str]:
 def _is_idle(view: TargetView, shape: Shape) -> bool:
     """Whether an idle allocation of this shape can be reused."""
     return any(
-        held.get("job") is None
-        and not held.get("draining")
-        and Shape.from_dict(held["shape"]) == shape
-        for held in (view.detail or {}).get("allocations", ())
+        held.job is None and not held.draining and Shape.from_dict(held.shape.to_json()) == shape
+        for held in (() if view.detail is None else view.detail.allocations)
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rayjobs.core.paths import TargetPaths, home
 from rayjobs.core.text import counted
 from rayjobs.jobs.records import INTERACTIVE, Job, JobLine
 from rayjobs.jobs.states import JobState
+from rayjobs.target.answers import StatusAnswer
 from rayjobs.target.condition import looked_after_by
 from rayjobs.target.elsewhere import find_quietly
 from rayjobs.target.keeping import is_kept
@@ -179,7 +180,7 @@ class _Answer:
     def __init__(self, target: str, keys: list[str], workspace: Path) -> None:
         self.target = target
         self.is_late = False
-        self.status: dict[str, Any] | None = None
+        self.status: StatusAnswer | None = None
         if (serving := find_quietly(workspace, target, home=home())) is not None:
             from rayjobs.target.revive import of_elsewhere  # only where it is needed
 
@@ -189,12 +190,12 @@ class _Answer:
         is_few = len(keys) <= ASKED_BY_NAME
         request = TargetRequest("status", keys=tuple(keys) if is_few else None)
         try:
-            status = ask_target(target, home(), request, timeout_s=ANSWER_S)
+            status = ask_target(target, home(), request, StatusAnswer, timeout_s=ANSWER_S)
         except TimeoutError:
             self.is_late = True  # busy, or stopped by a debugger: its state is unknown
             status = None
-        self.status = status if status is not None and status.get("ok") else None
-        if self.status is not None and str(workspace) not in self.status.get("workspaces", ()):
+        self.status = status if status is not None and status.ok else None
+        if self.status is not None and str(workspace) not in self.status.workspaces:
             _register(target, workspace)
         self.condition = _condition(target, workspace, status is not None or self.is_late)
 
@@ -242,22 +243,19 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
     if answer.status is None:
         reason = answer.condition.reason if answer.condition is not None else ""
         return Outlook(own, job.reason or (reason if job.state is JobState.QUEUED else ""))
-    if refused := (answer.status.get("refused") or {}).get(str(workspace)):
+    if refused := answer.status.refused.get(str(workspace)):
         state = own if job.state is JobState.QUEUED else NOT_RESPONDING
         return Outlook(state, f"target {answer.target!r} does not serve this workspace: {refused}")
     if job.state is not JobState.QUEUED:
-        scaling = (answer.status.get("scaling") or {}).get(key_of(workspace, job)) or {}
-        return Outlook(own, str(scaling.get("reason") or job.reason), is_scaling=bool(scaling))
-    waiting = answer.status.get("waiting") or {}
-    entry = waiting.get(key_of(workspace, job))
+        scaling = answer.status.scaling.get(key_of(workspace, job))
+        reason = scaling.reason if scaling is not None else ""
+        return Outlook(own, reason or job.reason, is_scaling=scaling is not None)
+    entry = answer.status.waiting.get(key_of(workspace, job))
     if entry is None and job.held is not None:
         return Outlook(own, f"held: {job.held}")
     if entry is None:
         return Outlook(own, job.reason or "the target handles it within a second")
-    position = entry.get("position")
-    return Outlook(
-        own, str(entry.get("reason") or job.reason), position if isinstance(position, int) else None
-    )
+    return Outlook(own, entry.reason or job.reason, entry.position)
 
 
 def _without_target(job: Job | JobLine, answer: _Answer) -> Outlook:

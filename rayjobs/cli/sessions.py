@@ -12,6 +12,7 @@ from rayjobs.core.errors import RayjobsError
 from rayjobs.injob import sessionsteps as steps
 from rayjobs.injob.sessionsteps import SessionEvent, SessionReply, SessionStep
 from rayjobs.jobs.records import Job
+from rayjobs.target.answers import SessionAnswer
 from rayjobs.target.requests import TargetRequest
 
 if TYPE_CHECKING:
@@ -113,10 +114,14 @@ class Channel:
 
     def _ask(self, step: SessionStep) -> SessionReply:
         request = TargetRequest("session", step=step)
-        answer = ask_target(
-            self._job, self._workspace, request, timeout_s=ANSWER_S, server=self._server
-        )
-        reply = SessionReply.from_json(answer["reply"])
+        reply = ask_target(
+            self._job,
+            self._workspace,
+            request,
+            SessionAnswer,
+            timeout_s=ANSWER_S,
+            server=self._server,
+        ).reply
         if reply.error:
             raise SessionRefusedError(reply.error)
         return reply

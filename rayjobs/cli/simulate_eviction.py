@@ -9,6 +9,7 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.params import Duration, job_argument
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.text import duration_text
+from rayjobs.target.answers import EvictAnswer
 from rayjobs.target.requests import TargetRequest
 
 ANSWER_S = 10.0
@@ -38,11 +39,10 @@ def simulate_eviction(settings: Settings, job: str, notice: float | None) -> Non
     with settings.open() as workspace:
         found = workspace.store.find(job)
         check_running(found)
-        answer = ask_target(
-            found, workspace.path, TargetRequest("evict", notice_s=notice), timeout_s=ANSWER_S
-        )
+        request = TargetRequest("evict", notice_s=notice)
+        answer = ask_target(found, workspace.path, request, EvictAnswer, timeout_s=ANSWER_S)
     if settings.as_json:
-        print_json({"id": found.id, "attempt": answer["attempt"], "notice_s": notice})
+        print_json({"id": found.id, "attempt": answer.attempt, "notice_s": notice})
     else:
         how = "without notice" if notice is None else f"with {duration_text(notice)} of notice"
-        click.echo(f"{found.id} attempt {answer['attempt']} is evicted {how}")
+        click.echo(f"{found.id} attempt {answer.attempt} is evicted {how}")

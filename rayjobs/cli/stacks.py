@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
@@ -13,8 +12,8 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.params import job_argument
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import NotFoundError
-from rayjobs.injob.rankstack import RankStack
 from rayjobs.injob.stacks import STOPPED, named, odd_ones
+from rayjobs.target.answers import NodeRankStack, StacksAnswer
 from rayjobs.target.requests import TargetRequest
 
 # A host dumps its ranks one after another; each takes about ten milliseconds on a quiet machine.
@@ -41,29 +40,31 @@ def stacks(settings: Settings, job: str, rank: int | None) -> None:
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
         check_running(found)
-        answer = ask_target(found, workspace.path, TargetRequest("stacks"), timeout_s=ANSWER_S)
-    ranks: list[dict[str, Any]] = answer["ranks"]
-    odd, why = odd_ones([RankStack.from_json(one) for one in ranks])
+        request = TargetRequest("stacks")
+        answer = ask_target(found, workspace.path, request, StacksAnswer, timeout_s=ANSWER_S)
+    ranks: Sequence[NodeRankStack] = answer.ranks
+    odd, why = odd_ones(ranks)
     if rank is not None:
-        chosen = [one for one in ranks if one["rank"] == rank]
+        chosen = [one for one in ranks if one.rank == rank]
         if not chosen:
             raise NotFoundError(f"job {found.id} has no running rank {rank}; it has {_list(ranks)}")
         ranks = chosen
     if settings.as_json:
-        print_json({"id": found.id, "attempt": answer["attempt"], "odd": odd, "ranks": ranks})
+        shown = [one.to_json() for one in ranks]
+        print_json({"id": found.id, "attempt": answer.attempt, "odd": odd, "ranks": shown})
         return
     for one in ranks:
         click.echo(_heading(one))
-        click.echo(one["text"].rstrip("\n") + "\n")
+        click.echo(one.text.rstrip("\n") + "\n")
     if odd:
         settings.note(named(odd, why))
 
 
-def _heading(rank: dict[str, Any]) -> str:
-    state = "stopped" if rank["state"] == STOPPED else "alive"
-    where = f", at {rank['where']}" if rank["where"] else ""
-    return f"== rank {rank['rank']} on node {rank['node']}: {state}{where} =="
+def _heading(rank: NodeRankStack) -> str:
+    state = "stopped" if rank.state == STOPPED else "alive"
+    where = f", at {rank.where}" if rank.where else ""
+    return f"== rank {rank.rank} on node {rank.node}: {state}{where} =="
 
 
-def _list(ranks: Sequence[dict[str, Any]]) -> str:
-    return ", ".join(str(one["rank"]) for one in ranks)
+def _list(ranks: Sequence[NodeRankStack]) -> str:
+    return ", ".join(str(one.rank) for one in ranks)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -17,6 +19,8 @@ from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import duration_text
 from rayjobs.data.made import OUTPUT_EVENT
 from rayjobs.jobs import unstored
+from rayjobs.jobs.records import Job
+from rayjobs.target.answers import StoreAnswer
 from rayjobs.target.requests import TargetRequest
 
 # The target answers sooner; until everything is stored, the command repeats its request.
@@ -53,27 +57,27 @@ def store(settings: Settings, job: str) -> int:
         if why_not:
             raise UsageError(f"there is nothing to store: {why_not}")
         ensure_target(found.target, home=home(), workspace=workspace.path, on_stage=settings.note)
-        request = TargetRequest("store")
         reporter = _Reporter(settings)
-        while not (answer := ask_target(found, workspace.path, request, timeout_s=ANSWER_S))[
-            "done"
-        ]:
+        while not (answer := _ask(found, workspace.path)).done:
             # A target of an earlier version does not report it.
-            reporter.show(answer.get("progress", []))
+            reporter.show(answer.progress)
         stored = [
             one.message
             for one in workspace.store.events(found.id)
             if one.kind == OUTPUT_EVENT and one.attempt == found.attempt
         ]
-    problems: list[str] = answer["problems"]
     if settings.as_json:
-        print_json({"id": found.id, "stored": stored, "problems": problems})
+        print_json({"id": found.id, "stored": stored, "problems": answer.problems})
     else:
         for line in stored:
             click.echo(plain_text(line))
-        for line in problems:
+        for line in answer.problems:
             settings.note(f"not stored: {plain_text(line)}")
-    return Exit.FAILED if problems else Exit.DONE
+    return Exit.FAILED if answer.problems else Exit.DONE
+
+
+def _ask(job: Job, workspace: Path) -> StoreAnswer:
+    return ask_target(job, workspace, TargetRequest("store"), StoreAnswer, timeout_s=ANSWER_S)
 
 
 class _Reporter:
@@ -81,10 +85,10 @@ class _Reporter:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._last: list[str] = []
+        self._last: Sequence[str] = ()
         self._begun_s = self._shown_s = time.monotonic()
 
-    def show(self, lines: list[str]) -> None:
+    def show(self, lines: Sequence[str]) -> None:
         """Print the nodes' reports; without any, print that storing continues."""
         now = time.monotonic()
         changed = [line for line in lines if line not in self._last]

@@ -197,7 +197,7 @@ def ls(settings: Settings) -> None:
 
     views = list_targets()
     if settings.as_json:
-        print_json([asdict(view) for view in views])
+        print_json([view.to_json() for view in views])
         return
     default = _default_name()
     rows = [
@@ -268,9 +268,9 @@ def show(settings: Settings, name: str) -> None:
 
     view = target_status(name, ask=True)
     if settings.as_json:
-        print_json(asdict(view))
+        print_json(view.to_json())
         return
-    detail = view.detail or {}
+    detail = view.detail if view.detail is not None and view.detail.ok else None
     click.echo(
         facts(
             [
@@ -282,9 +282,9 @@ def show(settings: Settings, name: str) -> None:
                 ("Address", view.address),
                 ("Dashboard", view.dashboard_url),
                 ("Version", view.version),
-                ("Running", str(len(detail["live"])) if "live" in detail else ""),
-                ("Waiting", str(len(detail["waiting"])) if "waiting" in detail else ""),
-                ("Workspaces", ", ".join(detail.get("workspaces", ()))),
+                ("Running", "" if detail is None else str(len(detail.live))),
+                ("Waiting", "" if detail is None else str(len(detail.waiting))),
+                ("Workspaces", "" if detail is None else ", ".join(detail.workspaces)),
             ],
             colours={"State": _COLOURS.get(view.state) if settings.colours() else None},
         )
@@ -292,12 +292,12 @@ def show(settings: Settings, name: str) -> None:
     for node in view.nodes:
         seen = ", when it was last reached" if view.state == "unreachable" else ""
         click.echo(
-            f"node {str(node.get('node_id', ''))[:12]}{seen}: {_number(node, 'cpus', 'CPU')}, "
-            f"{_number(node, 'gpus', 'GPU')}, {size_text(float(node.get('memory', 0)))} memory"
+            f"node {node.node_id[:12]}{seen}: {counted(node.cpus, 'CPU')}, "
+            f"{counted(node.gpus, 'GPU')}, {size_text(node.memory)} memory"
         )
-    for held in detail.get("allocations", ()):
-        use = "draining" if held.get("draining") else held.get("job") or "idle"
-        click.echo(f"allocation {held.get('name')}: {use}")
+    for held in () if detail is None else detail.allocations:
+        use = "draining" if held.draining else held.job or "idle"
+        click.echo(f"allocation {held.name}: {use}")
 
 
 @target.command(epilog="\b\nExample:\n  rayjobs target start\n")
@@ -320,7 +320,7 @@ def start(settings: Settings, name: str) -> int:
         return Exit.INTERRUPTED
     took = duration_text(time.monotonic() - began_s)
     if settings.as_json:
-        print_json({**asdict(target_status(name)), "was_started": status.was_started})
+        print_json({**target_status(name).to_json(), "was_started": status.was_started})
     elif status.was_started:
         click.echo(f"target {name} is running (started in {took})")
         if older:
@@ -513,12 +513,7 @@ def _busy(view: TargetView) -> str:
 def _size(view: TargetView) -> str:
     if not view.nodes:
         return "-"
-    cpus = sum(float(node.get("cpus", 0)) for node in view.nodes)
-    gpus = sum(float(node.get("gpus", 0)) for node in view.nodes)
+    cpus = sum(node.cpus for node in view.nodes)
+    gpus = sum(node.gpus for node in view.nodes)
     seen = ", last seen" if view.state == "unreachable" else ""
     return f"{len(view.nodes)} ({counted(cpus, 'CPU')}, {counted(gpus, 'GPU')}{seen})"
-
-
-def _number(node: dict[str, object], key: str, what: str) -> str:
-    value = node.get(key, 0)
-    return counted(value, what) if isinstance(value, int | float) else f"{value} {what}s"

@@ -17,9 +17,10 @@ from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import NotFoundError
 from rayjobs.core.paths import home
 from rayjobs.core.text import counted, duration_text, size_text
-from rayjobs.jobs.records import Attempt, Job
+from rayjobs.jobs.records import Attempt, Job, JobLine
 from rayjobs.jobs.states import JobState
 from rayjobs.store.requests import JobFilter
+from rayjobs.target.answers import AllocationStatus, NodeStatus, StatusAnswer, WaitingJob
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.targets import require
 from rayjobs.target.unfinished import why_unreached
@@ -78,23 +79,9 @@ def look(workspace: OpenWorkspace, target: str) -> dict[str, Any]:
     queued = store.job_lines(JobFilter(states=[JobState.QUEUED], target=target, newest_first=False))
     waiting = [job for job in queued if job.kind == "job"]
     status, state = _status(target)
-    held = {
-        str(one["job"]): one
-        for one in (status or {}).get("allocations", ())
-        if one.get("job") is not None
-    }
-    reasons = (status or {}).get("waiting") or {}
-    rows: list[dict[str, Any]] = [
-        {
-            "id": job.id,
-            "short_id": short_id(job),
-            "name": name_of(job),
-            "user": job.user,
-            "priority": job.priority,
-            "position": (reasons.get(key_of(workspace.path, job)) or {}).get("position") or None,
-            "reason": (reasons.get(key_of(workspace.path, job)) or {}).get("reason") or job.reason,
-            "waited_s": waited_s(job, now=now),
-        }
+    held = {one.job: one for one in status.allocations if one.job is not None}
+    rows = [
+        _waiting(job, status.waiting.get(key_of(workspace.path, job), WaitingJob()), now)
         for job in waiting
     ]
     # Jobs without a known position are sorted like the queue: by priority, then by age.
@@ -105,44 +92,46 @@ def look(workspace: OpenWorkspace, target: str) -> dict[str, Any]:
         "target": target,
         "state": state,
         "at": now,
-        "nodes": [_node(node, held, ours) for node in (status or {}).get("nodes", ())],
+        "nodes": [_node(node, held, ours) for node in status.nodes],
         "running": [
             _running(job, attempt, held.get(key_of(workspace.path, job)), now)
             for job, attempt in live
         ],
         "waiting": rows,
-        "queue_length": max(len(rows), len(reasons)),
+        "queue_length": max(len(rows), len(status.waiting)),
         "longest_wait_s": max(waits, default=None),
         "median_wait_s": statistics.median(waits) if waits else None,
     }
 
 
-def _status(target: str) -> tuple[dict[str, Any] | None, str]:
+def _status(target: str) -> tuple[StatusAnswer, str]:
+    """Return a target's answer, without entries if there is none, and its state in words."""
+    request = TargetRequest("status")
     try:
-        status = ask_target(target, home(), TargetRequest("status"), timeout_s=ANSWER_S)
+        status = ask_target(target, home(), request, StatusAnswer, timeout_s=ANSWER_S)
     except TimeoutError:
-        return None, "busy"
-    if status is None or not status.get("ok"):
+        return StatusAnswer(), "busy"
+    if status is None or not status.ok:
         try:
             address, unreached = why_unreached(target, home=home())
         except NotFoundError:
             address, unreached = "", ""
-        return None, f"cluster unreachable at {address}" if unreached else NOT_RUNNING
+        return StatusAnswer(), f"cluster unreachable at {address}" if unreached else NOT_RUNNING
     return status, "running"
 
 
 def _node(
-    node: dict[str, Any],
-    held: dict[str, dict[str, Any]],
+    node: NodeStatus,
+    held: dict[str, AllocationStatus],
     ours: dict[str, tuple[Job, Attempt]],
 ) -> dict[str, Any]:
     """Return one node: its totals, what is in use, and the job that uses each GPU."""
     jobs = []
     for key, one in held.items():
-        places = [place for place, at in enumerate(one["nodes"]) if at == node["node_id"]]
+        places = [place for place, at in enumerate(one.nodes) if at == node.node_id]
         if not places:
             continue
-        gpus = [gpu for place in places if place < len(one["gpus"]) for gpu in one["gpus"][place]]
+        gpus = [gpu for place in places if place < len(one.gpus) for gpu in one.gpus[place]]
         place, _, job_id = key.rpartition("::")
         known = ours.get(key)
         jobs.append(
@@ -151,28 +140,41 @@ def _node(
                 "short_id": short_id(known[0]) if known else None,
                 "name": name_of(known[0]) if known else None,
                 "workspace": place,
-                "cpus": one["shape"]["cpus"] * len(places),
-                "gpus": one["shape"]["gpus"] * len(places),
+                "cpus": one.shape.cpus * len(places),
+                "gpus": one.shape.gpus * len(places),
                 "gpu_ids": gpus,
             }
         )
     return {
-        "node_id": node["node_id"],
-        "cpus": node["cpus"],
-        "cpus_used": node["cpus"] - node["free_cpus"],
-        "gpus": node["gpus"],
-        "gpus_used": node["gpus"] - node["free_gpus"],
-        "memory_bytes": node["memory"],
-        "memory_used_bytes": node["memory"] - node["free_memory"],
+        "node_id": node.node_id,
+        "cpus": node.cpus,
+        "cpus_used": node.cpus - node.free_cpus,
+        "gpus": node.gpus,
+        "gpus_used": node.gpus - node.free_gpus,
+        "memory_bytes": node.memory,
+        "memory_used_bytes": node.memory - node.free_memory,
         "jobs": jobs,
     }
 
 
+def _waiting(job: JobLine, why: WaitingJob, now: datetime) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "short_id": short_id(job),
+        "name": name_of(job),
+        "user": job.user,
+        "priority": job.priority,
+        "position": why.position or None,
+        "reason": why.reason or job.reason,
+        "waited_s": waited_s(job, now=now),
+    }
+
+
 def _running(
-    job: Job, attempt: Attempt, held: dict[str, Any] | None, now: datetime
+    job: Job, attempt: Attempt, held: AllocationStatus | None, now: datetime
 ) -> dict[str, Any]:
-    shape = (held or {}).get("shape") or {}
-    nodes = (held or {}).get("nodes") or [host.node_id for host in attempt.hosts]
+    held = held or AllocationStatus()
+    nodes = held.nodes or [host.node_id for host in attempt.hosts]
     return {
         "id": job.id,
         "short_id": short_id(job),
@@ -181,9 +183,9 @@ def _running(
         "state": str(job.state),
         "attempt": job.attempt,
         "nodes": nodes,
-        "gpu_ids": (held or {}).get("gpus") or [],
-        "cpus": shape.get("cpus", 0.0) * shape.get("nodes", 1.0),
-        "gpus": shape.get("gpus", 0.0) * shape.get("nodes", 1.0),
+        "gpu_ids": held.gpus,
+        "cpus": held.shape.cpus * held.shape.nodes,
+        "gpus": held.shape.gpus * held.shape.nodes,
         "elapsed_s": ran_s(job, now=now),
         "limit_s": job.spec.max_duration_s,
     }

@@ -22,6 +22,7 @@ from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import duration_text, size_text
 from rayjobs.jobs.states import JobState
 from rayjobs.store.requests import JobFilter
+from rayjobs.target.answers import ExplainAnswer, FreeNode, JobDecision
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.wake_client import ask_target
 
@@ -71,7 +72,13 @@ def why(settings: Settings, job: str) -> None:
     if settings.as_json:
         data = job_json(found, outlook, earlier_s=earlier_s)
         print_json(
-            {**data, "decision": decision, "ahead": ahead, "waits_for": waits_for, "outrun": outrun}
+            {
+                **data,
+                "decision": None if decision is None else decision.to_json(),
+                "ahead": ahead,
+                "waits_for": waits_for,
+                "outrun": outrun,
+            }
         )
         return
     if found.id != named.id:
@@ -107,25 +114,24 @@ def _next_member(store: Store, job: Job) -> Job:
     return store.job(waiting[0].id) if waiting else job
 
 
-def _decision(workspace: Path, job: Job) -> dict[str, Any] | None:
+def _decision(workspace: Path, job: Job) -> JobDecision | None:
     """Return the decision of the target's policy about a job; None without an answer."""
     if job.state is not JobState.QUEUED:
         return None
     request = TargetRequest("explain", key=key_of(workspace, job))
     decision = _ask(job.target, request)
-    if decision is None or (decision.get("rule") == HELD) == (job.held is not None):
+    if decision is None or (decision.rule == HELD) == (job.held is not None):
         return decision
     # The target sees a hold or its release a moment after the store has it.
     return _ask(job.target, replace(request, after_turn=True))
 
 
-def _ask(target: str, request: TargetRequest) -> dict[str, Any] | None:
+def _ask(target: str, request: TargetRequest) -> JobDecision | None:
     try:
-        answer = ask_target(target, home(), request, timeout_s=ANSWER_S)
+        answer = ask_target(target, home(), request, ExplainAnswer, timeout_s=ANSWER_S)
     except TimeoutError:
         return None
-    decision = (answer or {}).get("decision")
-    return decision if isinstance(decision, dict) else None
+    return None if answer is None else answer.decision
 
 
 def _outrun(store: Store, job: Job) -> dict[str, Any] | None:
@@ -140,13 +146,11 @@ def _outrun(store: Store, job: Job) -> dict[str, Any] | None:
     return {"runs": known.count, "longest_s": known.longest_s, "text": text}
 
 
-def _named(
-    store: Store, workspace: Path, decision: Mapping[str, Any] | None
-) -> list[dict[str, Any]]:
+def _named(store: Store, workspace: Path, decision: JobDecision | None) -> list[dict[str, Any]]:
     """Return the jobs ahead: jobs of this workspace by name, others by their workspace."""
     found = []
-    for key in (decision or {}).get("ahead", ()):
-        place, _, job_id = str(key).rpartition("::")
+    for key in () if decision is None else decision.ahead:
+        place, _, job_id = key.rpartition("::")
         one: dict[str, Any] = {"id": job_id, "workspace": place, "name": None, "user": None}
         if place == str(workspace):
             try:
@@ -179,72 +183,71 @@ def _known_without_target(store: Store, job: Job) -> list[str]:
 
 def _details(
     job: Job,
-    decision: Mapping[str, Any] | None,
+    decision: JobDecision | None,
     ahead: list[dict[str, Any]],
     waits_for: list[str],
 ) -> list[tuple[str, str]]:
     if decision is None:
         return [("  Also waits for", "; ".join(waits_for))]
-    lines = [("  Rule", str(decision.get("rule", "")))]
+    lines = [("  Rule", decision.rule)]
     names = [
         f"{one['short_id']} {one['name']}"
         if one.get("short_id")
         else f"a job of {one['workspace']}"
         for one in ahead
     ]
-    more = int(decision.get("position") or 0) - 1 - len(names)
+    more = decision.position - 1 - len(names)
     if names:
         rest = f" and {more} more" if more > 0 else ""
         lines.append(("  Ahead of it", ", ".join(names) + rest))
-    for number, node in enumerate(decision.get("free") or ()):
+    for number, node in enumerate(decision.free):
         lines.append(("  Free" if number == 0 else "      ", _free_text(node)))
-    if decision.get("rule") in ABOUT_CAPACITY:
-        lines.append(("  Nearest fit", _short_nodes(str(decision.get("nearest") or ""), decision)))
+    if decision.rule in ABOUT_CAPACITY:
+        lines.append(("  Nearest fit", _short_nodes(decision.nearest, decision)))
     lines.append(("  Starts", _estimate_text(decision)))
-    lines.append(("  To start it now", str(decision.get("remedy") or "")))
-    lines.append(("  Command", _command(job, decision.get("change") or {})))
+    lines.append(("  To start it now", decision.remedy))
+    lines.append(("  Command", _command(job, decision.change)))
     return lines
 
 
-def _command(job: Job, change: Mapping[str, Any]) -> str:
+def _command(job: Job, change: Mapping[str, float]) -> str:
     """Return the command whose change would start the job; empty if there is none."""
     options = {
         "max_duration_s": lambda value: f"--max-duration {duration_text(value, exact=True)}",
         "priority": lambda value: f"--priority {value:g}",
         "nodes": lambda value: f"--nodes {value:g}",
     }
-    chosen = [options[name](float(value)) for name, value in change.items() if name in options]
+    chosen = [options[name](value) for name, value in change.items() if name in options]
     return f"rayjobs update {short_id(job)} {' '.join(chosen)}" if chosen else ""
 
 
-def _short_nodes(text: str, decision: Mapping[str, Any]) -> str:
-    for node in decision.get("free") or ():
-        text = text.replace(str(node["node_id"]), str(node["node_id"])[:12])
+def _short_nodes(text: str, decision: JobDecision) -> str:
+    for node in decision.free:
+        text = text.replace(node.node_id, node.node_id[:12])
     return text
 
 
-def _free_text(node: Mapping[str, Any]) -> str:
-    text = f"{node['free_cpus']:g} of {node['cpus']:g} CPUs"
-    if node.get("gpus"):
-        text += f", {node['free_gpus']:g} of {node['gpus']:g} GPUs"
-    if node.get("memory"):
-        text += f", {size_text(node['free_memory'])} of {size_text(node['memory'])}"
-    return f"{text} on {str(node['node_id'])[:12]}"
+def _free_text(node: FreeNode) -> str:
+    text = f"{node.free_cpus:g} of {node.cpus:g} CPUs"
+    if node.gpus:
+        text += f", {node.free_gpus:g} of {node.gpus:g} GPUs"
+    if node.memory:
+        text += f", {size_text(node.free_memory)} of {size_text(node.memory)}"
+    return f"{text} on {node.node_id[:12]}"
 
 
-def _estimate_text(decision: Mapping[str, Any]) -> str:
-    estimate_s, latest_s = decision.get("estimate_s"), decision.get("latest_s")
+def _estimate_text(decision: JobDecision) -> str:
+    estimate_s, latest_s, source = decision.estimate_s, decision.latest_s, decision.source
     parts = []
     if estimate_s is not None:
-        basis = BASES.get(str(decision.get("basis")), str(decision.get("basis") or ""))
-        if decision.get("source"):
-            source = decision["source"]
-            basis = f"a guess: {source}" if decision["basis"] == "outrun" else f"from {source}"
-        parts.append(f"in about {duration_text(float(estimate_s))}" + (f" ({basis})" * bool(basis)))
+        basis = BASES.get(decision.basis, decision.basis)
+        if source:
+            basis = f"a guess: {source}" if decision.basis == "outrun" else f"from {source}"
+        parts.append(f"in about {duration_text(estimate_s)}" + (f" ({basis})" * bool(basis)))
     if latest_s is not None:
-        parts.append(f"within {duration_text(float(latest_s))} at the latest")
+        parts.append(f"within {duration_text(latest_s)} at the latest")
     return ", ".join(parts) or (
         "unknown (no duration history for the jobs ahead)"
-        if decision.get("basis") == "unknown"
+        if decision.basis == "unknown"
         else "unknown"
     )

@@ -9,9 +9,10 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayjobs.core import ids
 from rayjobs.core.clock import SystemClock
@@ -37,6 +38,18 @@ from rayjobs.protocol import ray_jobs
 from rayjobs.protocol.calls import SESSION, STACKS, SessionCall
 from rayjobs.protocol.names import NAMESPACE, actor_name
 from rayjobs.store.base import Store
+from rayjobs.target.answers import (
+    EvictAnswer,
+    ExplainAnswer,
+    JobDecision,
+    NodeRankStack,
+    RetireAnswer,
+    SeesAnswer,
+    SessionAnswer,
+    StacksAnswer,
+    TargetAnswer,
+    WakeAnswer,
+)
 from rayjobs.target.limits import LimitsFile
 from rayjobs.target.record import load_target
 from rayjobs.target.requests import TargetRequest
@@ -46,6 +59,7 @@ if TYPE_CHECKING:
     from rayjobs.engine.gauges import Gauges
 
 log = logging.getLogger(__name__)
+Identified = TypeVar("Identified", bound=TargetAnswer)
 SECRET = "RAYJOBS_SECRET_"
 
 START_TIMEOUT_S = 180.0
@@ -83,14 +97,18 @@ class TargetActor:
 
     # -- Ray methods -------------------------------------------------------------------------------
     def ping(self) -> dict[str, Any]:
-        """Return this actor's identity once the wake socket answers. Raises TargetError."""
+        """Return the JSON of a `TargetAnswer`: this actor's identity, once its socket answers.
+
+        Raises:
+            TargetError: the engine could not start, or was not ready in time.
+        """
         if not self._ready.wait(START_TIMEOUT_S):
             raise TargetError(
                 f"the target {self.target} was not ready within {duration_text(START_TIMEOUT_S)}"
             )
         if self._error is not None:
             raise TargetError(f"the target {self.target} could not start: {self._error}")
-        return {"version": __version__, "epoch": self.epoch, "pid": os.getpid()}
+        return self._identified(TargetAnswer()).to_json()
 
     def workspace(self, method: str, *given: Any) -> Any:
         """Answer an agent that does not share this machine's disk; see `WorkspaceServer`."""
@@ -180,44 +198,43 @@ class TargetActor:
         if self._engine is not None:
             self._engine.wake()
 
-    async def _answer(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _identified(self, answer: Identified) -> Identified:
+        """Return the answer with this actor's identity."""
+        return replace(answer, version=__version__, epoch=self.epoch, pid=os.getpid())
+
+    async def _answer(self, values: dict[str, object]) -> TargetAnswer:
+        """Return the answer to a request; `answers.ANSWERS` names its class."""
         engine = self._engine
         assert engine is not None
         request = TargetRequest.from_json(values)
-        me = {
-            "ok": True,
-            "version": __version__,
-            "epoch": self.epoch,
-            "pid": os.getpid(),
-        }
-        if request.op == "retire":
-            return {**me, **await self._retire(engine, force=request.force)}
-        if request.op == "resume":
-            engine.resume()
-            return me
-        if engine.is_retired:
-            return {"ok": False, "stopping": True, "error": "the target is being stopped"}
-        if request.op == "wake":
-            if request.workspace:
-                served = await engine.board.add(request.workspace)
-                me["served"] = served is not None
-            engine.wake()
-            return me
-        if request.op == "ping":
-            return me
-        if request.op == "sees":
-            return {**me, "sees": [name for name in request.names if os.environ.get(name)]}
-        if request.op == "status":
-            return {**me, **engine.status(request.keys)}
-        if request.op == "explain":
-            return {**me, "decision": await _decision_of(engine, request)}
-        if request.op == "store":
-            return {**me, **await _store_late(engine, request)}
-        if request.op in ("evict", "stacks", "session"):
-            return {**me, **await _answer_of_job(engine, request)}
-        return {"ok": False, "error": f"unknown operation {request.op!r}"}
+        if engine.is_retired and request.op not in ("retire", "resume"):
+            return TargetAnswer(False, "the target is being stopped", stopping=True)
+        return self._identified(await self._carry_out(engine, request))
 
-    async def _retire(self, engine: Engine, *, force: bool) -> dict[str, Any]:
+    async def _carry_out(self, engine: Engine, request: TargetRequest) -> TargetAnswer:
+        match request.op:
+            case "retire":
+                return await self._retire(engine, force=request.force)
+            case "resume":
+                engine.resume()
+                return TargetAnswer()
+            case "ping":
+                return TargetAnswer()
+            case "wake":
+                return await _wake(engine, request.workspace)
+            case "sees":
+                return SeesAnswer(sees=tuple(one for one in request.names if os.environ.get(one)))
+            case "status":
+                return engine.status(request.keys)
+            case "explain":
+                return ExplainAnswer(decision=await _decision_of(engine, request))
+            case "store":
+                return await _store_late(engine, request)
+            case "evict" | "stacks" | "session":
+                return await _answer_of_job(engine, request)
+        return _no(f"unknown operation {request.op!r}")
+
+    async def _retire(self, engine: Engine, *, force: bool) -> RetireAnswer:
         """Start no more jobs, so that none starts before the head stops.
 
         With `force`, running jobs go back into the queue; in repeated calls, `live` counts those
@@ -229,11 +246,11 @@ class TargetActor:
         sweeps = engine.drivers.count if engine.drivers is not None else 0
         if (jobs or sweeps) and not force:
             engine.resume()
-            return {"ok": False, "busy": True, "jobs": list(dict.fromkeys(jobs))}
+            return RetireAnswer(False, busy=True, jobs=tuple(dict.fromkeys(jobs)))
         for supervisor in engine.attempts.supervisors:
             supervisor.preempt(STOPPED, is_free=True)
         grace_s = max((one.end_request.grace_s for one in engine.attempts.supervisors), default=0.0)
-        return {"busy": bool(jobs or sweeps), "live": len(engine.attempts), "grace_s": grace_s}
+        return RetireAnswer(busy=bool(jobs or sweeps), live=len(engine.attempts), grace_s=grace_s)
 
     def _open_store(self, path: str) -> tuple[str, Store]:
         from rayjobs.target import elsewhere
@@ -279,18 +296,21 @@ class TargetActor:
             )
 
 
-async def _decision_of(engine: Engine, request: TargetRequest) -> dict[str, Any] | None:
+async def _wake(engine: Engine, workspace: str | None) -> WakeAnswer:
+    served = await engine.board.add(workspace) is not None if workspace else None
+    engine.wake()
+    return WakeAnswer(served=served)
+
+
+async def _decision_of(engine: Engine, request: TargetRequest) -> JobDecision | None:
     if request.after_turn:
         await engine.turned()
     decision = engine.explain(request.key)
-    return None if decision is None else decision.to_dict()
+    return None if decision is None else JobDecision.from_json(decision.to_dict())
 
 
-async def _answer_of_job(engine: Engine, request: TargetRequest) -> dict[str, Any]:
-    """Return the answer to a request about a job.
-
-    ``{"ok": False, "error": sentence}`` if the job has no running attempt.
-    """
+async def _answer_of_job(engine: Engine, request: TargetRequest) -> TargetAnswer:
+    """Return the answer to a request about a job: a refusal if it has no running attempt."""
     supervisor = engine.attempts.get(f"{request.workspace}::{request.job}")
     if supervisor is None:
         return _no(f"job {request.job} has no running attempt")
@@ -301,7 +321,7 @@ async def _answer_of_job(engine: Engine, request: TargetRequest) -> dict[str, An
     return await _stacks(engine, supervisor)
 
 
-async def _store_late(engine: Engine, request: TargetRequest) -> Mapping[str, Any]:
+async def _store_late(engine: Engine, request: TargetRequest) -> TargetAnswer:
     """Store the files that an ended job left on its nodes; see `LateStores.ask`."""
     served = next((one for one in engine.board.served if one.path == request.workspace), None)
     if served is None:
@@ -312,17 +332,17 @@ async def _store_late(engine: Engine, request: TargetRequest) -> Mapping[str, An
         return _no(str(error))
 
 
-def _evict(supervisor: AttemptSupervisor, notice_s: float | None) -> dict[str, Any]:
+def _evict(supervisor: AttemptSupervisor, notice_s: float | None) -> TargetAnswer:
     """Evict the attempt as a spot node would; without notice, kill it immediately."""
     if supervisor.end_request.is_made:
         return _no(f"job {supervisor.record.job.id} is already ending")
     grace_s = notice_s or 0.0
     how = "without notice" if notice_s is None else f"with {duration_text(grace_s)} of notice"
     supervisor.preempt(f"a simulated eviction {how}", grace_s=grace_s)
-    return {"attempt": supervisor.record.number}
+    return EvictAnswer(attempt=supervisor.record.number)
 
 
-async def _stacks(engine: Engine, supervisor: AttemptSupervisor) -> dict[str, Any]:
+async def _stacks(engine: Engine, supervisor: AttemptSupervisor) -> TargetAnswer:
     try:
         agents = [await engine.cluster.agent(node.node_id) for node in supervisor.record.nodes]
         pairs = zip(agents, supervisor.record.nodes, strict=True)
@@ -330,21 +350,20 @@ async def _stacks(engine: Engine, supervisor: AttemptSupervisor) -> dict[str, An
     except RayjobsError as error:
         return _no(f"a node of job {supervisor.record.job.id} cannot be reached: {error}")
     ranks = [
-        {**rank.to_json(), "node": node.on.node}
+        NodeRankStack(**vars(rank), node=node.on.node)
         for node, one in zip(supervisor.record.nodes, found, strict=True)
         for rank in one.ranks or ()
     ]
     if not ranks:
         return _no(f"job {supervisor.record.job.id} has no running processes at the moment")
-    return {
-        "attempt": supervisor.record.number,
-        "ranks": sorted(ranks, key=lambda rank: int(rank["rank"])),
-    }
+    return StacksAnswer(
+        attempt=supervisor.record.number, ranks=tuple(sorted(ranks, key=lambda one: one.rank))
+    )
 
 
 async def _session(
     engine: Engine, supervisor: AttemptSupervisor, step: SessionStep | None
-) -> dict[str, Any]:
+) -> TargetAnswer:
     if step is None:
         return _no("the request has no step of a session")
     nodes = supervisor.record.nodes
@@ -356,11 +375,11 @@ async def _session(
         reply = await agent.call(SESSION, SessionCall(node.on, step))
     except RayjobsError as error:
         return _no(f"the node of rank {step.rank} cannot be reached: {error}")
-    return {"reply": reply.to_json()}
+    return SessionAnswer(reply=reply)
 
 
-def _no(sentence: str) -> dict[str, Any]:
-    return {"ok": False, "error": sentence}
+def _no(sentence: str) -> TargetAnswer:
+    return TargetAnswer(False, sentence)
 
 
 async def _warm_up(engine: Engine) -> None:
@@ -380,8 +399,8 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
         log.warning("%s was not written: %s", path, error)
 
 
-def start_target_actor(name: str, home: str) -> dict[str, Any]:
-    """Create (or find) the target's actor and wait until its wake socket answers.
+def start_target_actor(name: str, home: str) -> TargetAnswer:
+    """Create (or find) the target's actor; return its identity once its wake socket answers.
 
     Call it in a process connected by ``ray.init(address=…, namespace="rayjobs")``.
 
@@ -405,6 +424,7 @@ def start_target_actor(name: str, home: str) -> dict[str, Any]:
         .remote(name, home, shares_machine)
     )
     try:
-        return ray.get(actor.ping.remote(), timeout=START_TIMEOUT_S)  # type: ignore[no-any-return]
+        found = ray.get(actor.ping.remote(), timeout=START_TIMEOUT_S)
     except ray.exceptions.RayError as error:
         raise TargetError(f"the target {name} did not start: {error}") from error
+    return TargetAnswer.from_json(found)

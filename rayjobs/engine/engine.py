@@ -29,6 +29,13 @@ from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.policy import Decisions, Limits, Promise, Shape, Situation
 from rayjobs.protocol.agent import Cluster, NodeInfo
+from rayjobs.target.answers import (
+    AllocatedShape,
+    AllocationStatus,
+    NodeStatus,
+    StatusAnswer,
+    WaitingJob,
+)
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -174,32 +181,32 @@ class Engine:
         self._retired_until_s = None
         self._wake.set()
 
-    def status(self, keys: Collection[str] | None = None) -> dict[str, Any]:
-        """Return the target's activity as plain data.
+    def status(self, keys: Collection[str] | None = None) -> StatusAnswer:
+        """Return the target's activity.
 
         Args:
             keys: The jobs whose reasons for waiting to include; None: all.
         """
-        return {
-            "target": self.target,
-            "live": sorted(self.attempts),
-            "waiting": {} if self.decisions is None else _reasons(self.decisions, keys),
-            "scaling": PendingNodes.waits(self.allocations.all, self.nodes),
-            "nodes": [vars(node) for node in self.nodes],
-            "allocations": [
-                {
-                    "name": held.name,
-                    "shape": held.shape.to_dict(),
-                    "nodes": list(held.nodes),
-                    "gpus": [list(ids) for ids in held.gpus],
-                    "job": held.job,
-                    "draining": held.draining,
-                }
+        return StatusAnswer(
+            target=self.target,
+            live=tuple(sorted(self.attempts)),
+            waiting={} if self.decisions is None else _reasons(self.decisions, keys),
+            scaling=PendingNodes.waits(self.allocations.all, self.nodes),
+            nodes=tuple(NodeStatus(**vars(node)) for node in self.nodes),
+            allocations=tuple(
+                AllocationStatus(
+                    name=held.name,
+                    shape=AllocatedShape.from_json(held.shape.to_dict()),
+                    nodes=held.nodes,
+                    gpus=held.gpus,
+                    job=held.job,
+                    draining=held.draining,
+                )
                 for held in self.allocations.all
-            ],
-            "workspaces": [served.path for served in self.board.served],
-            "refused": self.board.refused,
-        }
+            ),
+            workspaces=tuple(served.path for served in self.board.served),
+            refused=self.board.refused,
+        )
 
     def explain(self, key: str) -> policy.Decision | None:
         """Return why a job waits; None: it does not wait, or there is no decision yet."""
@@ -488,11 +495,11 @@ async def _think(count: int, function: Callable[..., Result], *given: Any, **mor
     return await asyncio.to_thread(function, *given, **more)
 
 
-def _reasons(decisions: Decisions, keys: Collection[str] | None) -> dict[str, dict[str, Any]]:
+def _reasons(decisions: Decisions, keys: Collection[str] | None) -> dict[str, WaitingJob]:
     """Return why jobs wait, without the jobs that start."""
     found = {}
     for key in decisions.by_key if keys is None else decisions.by_key.keys() & set(keys):
         rule, reason, position = policy.summary(decisions, key)
         if rule is not policy.Rule.START:
-            found[key] = {"reason": reason, "position": position, "rule": str(rule)}
+            found[key] = WaitingJob(reason, position, str(rule))
     return found

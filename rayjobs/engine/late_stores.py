@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from rayjobs.core.errors import NotFoundError, RayjobsError
 from rayjobs.engine.attempt.nodes import NodeOfAttempt, of_record
@@ -15,6 +13,7 @@ from rayjobs.engine.attempts import AttemptsInProgress
 from rayjobs.engine.board import Served
 from rayjobs.jobs import unstored
 from rayjobs.protocol.calls import STORE_LATE, STORE_PROGRESS
+from rayjobs.target.answers import StoreAnswer
 
 # A client gets an answer within this time, and repeats its request: an upload may take hours.
 ANSWER_S = 2.0
@@ -32,12 +31,8 @@ class LateStores:
         self._running: dict[str, asyncio.Task[list[str]]] = {}
         self._nodes: dict[str, list[NodeOfAttempt]] = {}
 
-    async def ask(self, served: Served, job: str) -> Mapping[str, Any]:
+    async def ask(self, served: Served, job: str) -> StoreAnswer:
         """Begin to store a job's remaining files, or wait for a late store that already runs.
-
-        Returns:
-            ``done``; if true, ``problems``, a sentence for each file that could not be stored,
-            otherwise ``progress``, a line for each node that stores files.
 
         Raises:
             RayjobsError: there is nothing to store, or the job's records cannot be read.
@@ -50,10 +45,10 @@ class LateStores:
             doing.add_done_callback(lambda _: self._forget(key))
         await asyncio.wait({doing}, timeout=ANSWER_S)
         if doing.done():
-            return {"done": True, "problems": doing.result()}
+            return StoreAnswer(done=True, problems=tuple(doing.result()))
         nodes = self._nodes.get(key, [])
         lines = await asyncio.gather(*(self._progress_on(node) for node in nodes))
-        return {"done": False, "progress": [line for line in lines if line]}
+        return StoreAnswer(progress=tuple(line for line in lines if line))
 
     def _forget(self, key: str) -> None:
         self._running.pop(key, None)

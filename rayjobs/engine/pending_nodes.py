@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from rayjobs.engine.allocations import Allocations, KnownAllocation
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
@@ -13,6 +12,7 @@ from rayjobs.engine.candidates import Candidates, Usual
 from rayjobs.policy import NodeCapacity, Running
 from rayjobs.policy.node_types import NodeTypes, how_many_more
 from rayjobs.protocol.agent import NodeInfo
+from rayjobs.target.answers import ScalingJob
 from rayjobs.target.record import START_TIMEOUT_S
 
 
@@ -83,9 +83,7 @@ class PendingNodes:
         ]
 
     @staticmethod
-    def waits(
-        held: Sequence[KnownAllocation], nodes: Sequence[NodeInfo]
-    ) -> dict[str, dict[str, Any]]:
+    def waits(held: Sequence[KnownAllocation], nodes: Sequence[NodeInfo]) -> dict[str, ScalingJob]:
         """Return what each job with an allocation that needs new nodes waits for."""
         up = {node.node_id for node in nodes}
         found = {}
@@ -93,5 +91,5 @@ class PendingNodes:
             if one.growing and one.job is not None:
                 here = sum(node in up for node in one.nodes)
                 text = f"waits for nodes to start ({here} of {one.shape.nodes} up)"
-                found[one.job] = {"reason": text, "up": here, "nodes": one.shape.nodes}
+                found[one.job] = ScalingJob(text, here, one.shape.nodes)
         return found

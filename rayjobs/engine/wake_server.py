@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from rayjobs.injob import control
+from rayjobs.injob.answers import refusal
+from rayjobs.injob.messages import Message
 
 log = logging.getLogger(__name__)
 
-Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+Answer = Callable[[dict[str, object]], Awaitable[Message]]
 LINE_LIMIT = 1 << 20
 
 
@@ -55,11 +55,12 @@ class WakeServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while line := await reader.readline():
+                reply: Message
                 try:
                     reply = await self._answer(control.parse_request(line))
                 except control.BAD_REQUEST as error:
-                    reply = {"ok": False, "error": f"{type(error).__name__}: {error}"}
-                writer.write(json.dumps(reply).encode() + b"\n")
+                    reply = refusal(f"{type(error).__name__}: {error}")
+                writer.write(control.encode(reply))
                 await writer.drain()
         except (ConnectionError, asyncio.LimitOverrunError, ValueError) as error:
             log.info("a client of the wake socket disconnected: %s", error)

@@ -6,9 +6,8 @@ import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +18,7 @@ from rayjobs.server.access import Caller, Handler
 from rayjobs.server.lines import Lines
 from rayjobs.server.workers import in_thread
 from rayjobs.target import targets, wake_client
+from rayjobs.target.answers import NodeStatus, StatusAnswer
 from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
@@ -140,35 +140,40 @@ async def _of_targets() -> list[str]:
     names = [one.name for one in await in_thread(targets.list_targets)]
     answers = await asyncio.gather(*(_status(name) for name in names))
     lines = _head("rayjobs_target_up", "gauge", "Whether the target answers.")
-    up: dict[str, Mapping[str, Any]] = {}
+    up: dict[str, StatusAnswer] = {}
     for name, answer in zip(names, answers, strict=True):
         lines.append(_line("rayjobs_target_up", int(answer is not None), target=name))
         if answer is not None:
             up[name] = answer
     lines += _head("rayjobs_queue", "gauge", "Jobs that wait for a target, and that run on it.")
     for name, answer in up.items():
-        for kind, number in (("waiting", len(answer["waiting"])), ("live", len(answer["live"]))):
+        for kind, number in (("waiting", len(answer.waiting)), ("live", len(answer.live))):
             lines.append(_line("rayjobs_queue", number, target=name, kind=kind))
     lines += _head("rayjobs_nodes", "gauge", "Live nodes.")
-    lines += [_line("rayjobs_nodes", len(one["nodes"]), target=n) for n, one in up.items()]
+    lines += [_line("rayjobs_nodes", len(one.nodes), target=n) for n, one in up.items()]
     for resource in ("cpus", "gpus"):
         lines += _head(f"rayjobs_{resource}", "gauge", f"{resource} of the nodes: all, and used.")
         for name, answer in up.items():
-            total = sum(node[resource] for node in answer["nodes"])
-            free = sum(node[f"free_{resource}"] for node in answer["nodes"])
+            sizes = [_sizes(node)[resource] for node in answer.nodes]
+            total, free = sum(one for one, _ in sizes), sum(one for _, one in sizes)
             lines.append(_line(f"rayjobs_{resource}", total, target=name, kind="total"))
             lines.append(_line(f"rayjobs_{resource}", total - free, target=name, kind="used"))
     return lines
 
 
-async def _status(name: str) -> Mapping[str, Any] | None:
+async def _status(name: str) -> StatusAnswer | None:
     try:
         path = wake_client.socket_of(name, home())
         request = TargetRequest("status", keys=None)
-        answer = await wake_client.ask_async(path, request, timeout_s=TARGET_S)
+        answer = await wake_client.ask_async(path, request, StatusAnswer, timeout_s=TARGET_S)
     except TimeoutError:
         return None
-    return answer if answer is not None and answer.get("ok") else None
+    return answer if answer is not None and answer.ok else None
+
+
+def _sizes(node: NodeStatus) -> dict[str, tuple[float, float]]:
+    """Return how much of each resource a node has, in all and free."""
+    return {"cpus": (node.cpus, node.free_cpus), "gpus": (node.gpus, node.free_gpus)}
 
 
 def _head(name: str, kind: str, text: str) -> list[str]:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
-from types import UnionType
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from rayjobs.core.version import __version__
 from rayjobs.remote import operations, plain
 from rayjobs.remote.operations import OPERATIONS, Operation
+from rayjobs.target.answers import (
+    EvictAnswer,
+    ExplainAnswer,
+    SessionAnswer,
+    StacksAnswer,
+    StatusAnswer,
+    StoreAnswer,
+    TargetAnswer,
+)
+from rayjobs.target.requests import TargetRequest
+from rayjobs.target.targets import TargetView
 from rayjobs.workspace.blobs import Blob
 from rayjobs.workspace.s3_presigned import Parts
 from rayjobs.workspace.users import Role
@@ -57,6 +67,27 @@ _FILES = "/v1/datastores/{name}"
 _UPLOAD = {"key": _TEXT, "digest": _TEXT}
 
 
+class ForwardedAnswer(NamedTuple):
+    """The answer to a request that the server forwards to a target.
+
+    Attributes:
+        is_late: A process listens there and did not answer in time.
+        answer: Of the target, by the operation of the request; None: no process listens there.
+    """
+
+    is_late: bool
+    answer: (
+        StatusAnswer
+        | ExplainAnswer
+        | EvictAnswer
+        | StacksAnswer
+        | StoreAnswer
+        | SessionAnswer
+        | TargetAnswer
+        | None
+    )
+
+
 def _facts(*texts: str, **more: Any) -> dict[str, Any]:
     fields = dict.fromkeys(texts, _TEXT) | more
     return {"type": "object", "properties": fields, "required": list(fields)}
@@ -83,13 +114,13 @@ _ANSWERS: dict[tuple[str, str], Any] = {
     ("POST", "/v1/uploads/{name}/keep"): Blob | None,
     ("POST", "/v1/uploads/{name}/parts"): Parts | None,
     ("GET", "/v1/blob-addresses/{key}"): {"type": ["string", "null"]},
-    ("GET", "/v1/targets"): _OBJECTS,
-    ("GET", "/v1/targets/{target}"): _OBJECT,
+    ("GET", "/v1/targets"): list[TargetView],
+    ("GET", "/v1/targets/{target}"): TargetView,
     ("GET", "/v1/targets/{target}/capacity"): _OBJECT,
     ("POST", "/v1/targets/{target}/wake"): _FLAG,
     ("POST", "/v1/targets/{target}/start"): _facts("version"),
     ("POST", "/v1/targets/{target}/look"): _OBJECT,
-    ("POST", "/v1/targets/{target}/ask"): _OBJECT,
+    ("POST", "/v1/targets/{target}/ask"): ForwardedAnswer,
     ("GET", "/metrics"): "text/plain",
     ("GET", "/v1/notifications"): _OBJECTS,
     ("POST", "/v1/notifications"): _OBJECT,
@@ -145,7 +176,7 @@ _BODIES: dict[tuple[str, str], Any] = {
         "required": ["size"],
     },
     ("POST", "/v1/uploads/{name}/parts"): _facts(size=_WHOLE),
-    ("POST", "/v1/targets/{target}/ask"): _OBJECT,
+    ("POST", "/v1/targets/{target}/ask"): TargetRequest,
     ("POST", "/v1/notifications"): _OBJECT,
     ("POST", "/v1/tokens"): {
         "type": "object",
@@ -221,11 +252,18 @@ def _describe(entry: dict[str, Any], route: tuple[str, str], named: dict[str, An
         for name, schema in _QUERIES.get(route, {}).items()
     ]
     if route in _BODIES:
-        entry["requestBody"] = {"required": True, "content": _content(_BODIES[route])}
-    answer = _ANSWERS.get(route, {})
-    _answer(entry, plain.schema(answer, named) if isinstance(answer, type | UnionType) else answer)
+        entry["requestBody"] = {
+            "required": True,
+            "content": _content(_schema(_BODIES[route], named)),
+        }
+    _answer(entry, _schema(_ANSWERS.get(route, {}), named))
     if route == ("GET", "/v1/blobs/{key}"):
         entry["responses"]["206"] = entry["responses"].pop("200")
+
+
+def _schema(described: Any, named: dict[str, Any]) -> Any:
+    """Return the schema of a type; a schema, or a type other than JSON, as it is."""
+    return described if isinstance(described, dict | str) else plain.schema(described, named)
 
 
 def _content(schema: Any) -> dict[str, Any]:

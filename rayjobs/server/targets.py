@@ -7,8 +7,8 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -23,11 +23,12 @@ from rayjobs.policy.capacity import Capacity
 from rayjobs.server import hiding
 from rayjobs.server.access import Caller, Handler, Refusal
 from rayjobs.server.bodies import body_of
-from rayjobs.server.own_view import own_view
+from rayjobs.server.own_view import own_status, own_view
 from rayjobs.server.workers import in_thread, with_target
 from rayjobs.submit import credentials
 from rayjobs.submit.submitting import wake_or_start
 from rayjobs.target import elsewhere, revive, starting, targets, wake_client
+from rayjobs.target.answers import ANSWERS
 from rayjobs.target.record import load_target
 from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace.folder import OpenWorkspace
@@ -46,15 +47,14 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
     async def listed(_request: Request, _caller: Caller) -> Response:
         found = await with_target(targets.list_targets)
-        return JSONResponse(hiding.texts_without_store([asdict(one) for one in found]))
+        return JSONResponse(hiding.texts_without_store([one.to_json() for one in found]))
 
     async def shown(request: Request, _caller: Caller) -> Response:
         asks = request.query_params.get("ask") == "1"
         view = await with_target(targets.target_status, _name_of(request), ask=asks)
-        found = asdict(view)
         if view.detail is not None:
-            found["detail"] = own_view(view.detail, str(workspace.path))
-        return JSONResponse(hiding.texts_without_store(found))
+            view = replace(view, detail=own_status(view.detail, str(workspace.path)))
+        return JSONResponse(hiding.texts_without_store(view.to_json()))
 
     def elsewhere_of(request: Request) -> Serving | None:
         name = str(request.path_params["target"])
@@ -212,13 +212,14 @@ def _asking(workspace: OpenWorkspace) -> Handler:
             return JSONResponse({"is_late": serving.is_live, "answer": None})
         try:
             path = wake_client.socket_of(name, home())
-            answer = await wake_client.ask_async(path, asked, timeout_s=ANSWER_S)
+            answer = await wake_client.ask_async(path, asked, ANSWERS[asked.op], timeout_s=ANSWER_S)
         except TimeoutError:
             return JSONResponse({"is_late": True, "answer": None})
-        if isinstance(answer, Mapping):
-            answer = own_view(answer, str(workspace.path))
-            if asked.op in READ:  # the others may have output of jobs
-                answer = hiding.texts_without_store(answer)
-        return JSONResponse({"is_late": False, "answer": answer})
+        if answer is None:
+            return JSONResponse({"is_late": False, "answer": None})
+        shown = own_view(answer, str(workspace.path)).to_json()
+        if asked.op in READ:  # the others may have output of jobs
+            shown = hiding.texts_without_store(shown)
+        return JSONResponse({"is_late": False, "answer": shown})
 
     return ask

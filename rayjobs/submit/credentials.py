@@ -178,6 +178,7 @@ def _kept_apart(needs: Needs, target: str, shell: Mapping[str, str], *, home: Pa
 def _seen_by(target: str, names: Iterable[str], *, home: Path) -> set[str]:
     """Return the variables in a target's file or, if it runs, in its environment."""
     from rayjobs.target import wake_client
+    from rayjobs.target.answers import SeesAnswer
     from rayjobs.target.requests import TargetRequest
     from rayjobs.target.secrets import TargetSecrets
     from rayjobs.target.stopping import TargetLocation
@@ -187,11 +188,14 @@ def _seen_by(target: str, names: Iterable[str], *, home: Path) -> set[str]:
     if left:
         try:
             answer = wake_client.ask(
-                TargetLocation(target, home).socket, TargetRequest("sees", names=tuple(left))
+                TargetLocation(target, home).socket,
+                TargetRequest("sees", names=tuple(left)),
+                SeesAnswer,
             )
         except TimeoutError:
             answer = None
-        kept |= set((answer or {}).get("sees") or ())
+        if answer is not None:
+            kept |= set(answer.sees)
     return kept
 
 

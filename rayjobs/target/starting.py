@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from rayjobs.core import extras, ids
 from rayjobs.core.errors import TargetError
@@ -17,6 +16,7 @@ from rayjobs.core.text import duration_text
 from rayjobs.core.version import __version__
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.target import elsewhere, keeping, local_head, stop_record, wake_client
+from rayjobs.target.answers import WakeAnswer
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.node_settings import NodeSettings
 from rayjobs.target.record import load_target
@@ -108,7 +108,7 @@ def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True
     if answer is not None and registers:
         # The record of a stop that was refused, and whose client died before it cleared the record.
         stop_record.lift_if_free(location.paths, stop_seen)
-    return answer is not None and not must_replace(str(answer.get("version", "")), __version__)
+    return answer is not None and not must_replace(answer.version, __version__)
 
 
 def ensure_target(
@@ -175,7 +175,7 @@ def lost_its_keeper(location: TargetLocation) -> bool:
 
 def _answer(
     location: TargetLocation, workspace: Path | str | None, limit_s: float
-) -> dict[str, Any] | None:
+) -> WakeAnswer | None:
     """Return the target's answer, or None if no process listens.
 
     Raises:
@@ -185,10 +185,10 @@ def _answer(
     request = TargetRequest("ping")
     if workspace is not None:
         request = TargetRequest("wake", workspace=str(workspace), client=__version__)
-    answer = wake_client.ask(location.socket, request, timeout_s=limit_s)
-    if answer is not None and answer.get("stopping"):
+    answer = wake_client.ask(location.socket, request, WakeAnswer, timeout_s=limit_s)
+    if answer is not None and answer.stopping:
         raise BeingStoppedError(f"target {location.name!r} is being stopped")
-    return answer if answer is not None and answer.get("ok") else None
+    return answer if answer is not None and answer.ok else None
 
 
 @contextlib.contextmanager
@@ -249,7 +249,7 @@ class _Start:
             with self._alone():  # a stop holds the lock until the target has ended completely
                 pass
             answer = self._start_local() if record.is_local else self._start_attached()
-        elif must_replace(str(answer.get("version", "")), __version__):
+        elif must_replace(answer.version, __version__):
             answer = self._replace()
             was_started = True
         elif record.is_local and lost_its_keeper(location):
@@ -257,12 +257,12 @@ class _Start:
                 if lost_its_keeper(location):
                     spawn(location, ids.token(4), is_patient=True)
         location.paths.revival.unlink(missing_ok=True)
-        check_client(str(answer.get("version", "")), __version__)
+        check_client(answer.version, __version__)
         return TargetStatus(
             name=location.name,
-            version=str(answer.get("version", "")),
-            epoch=str(answer.get("epoch", "")),
-            served=answer.get("served"),
+            version=answer.version,
+            epoch=answer.epoch,
+            served=answer.served,
             was_started=was_started,
         )
 
@@ -298,7 +298,7 @@ class _Start:
 
     def _patient_answer(
         self, deadline: float, on_stage: Callable[[str], None] = lambda _text: None
-    ) -> dict[str, Any] | None:
+    ) -> WakeAnswer | None:
         """Retry until the target answers or does not listen: actors are slow on a busy machine.
 
         Waits for a target that is being stopped until it is gone or serves again.
@@ -321,7 +321,7 @@ class _Start:
                         f"See {self.location.paths.log}."
                     ) from exc
 
-    def _start_local(self) -> dict[str, Any]:
+    def _start_local(self) -> WakeAnswer:
         """Start a keeper if none runs, and follow its start until the target answers."""
         location, paths = self.location, self.location.paths
         # Report an invalid setting immediately: this caller can correct it.
@@ -367,7 +367,7 @@ class _Start:
             f"up. See {paths.log}."
         )
 
-    def _start_attached(self) -> dict[str, Any]:
+    def _start_attached(self) -> WakeAnswer:
         deadline = self._deadline()
         with self._alone():
             answer = self._patient_answer(deadline)
@@ -381,11 +381,11 @@ class _Start:
             )
         return answer
 
-    def _replace(self) -> dict[str, Any]:
+    def _replace(self) -> WakeAnswer:
         deadline = self._deadline()
         with self._alone():
             answer = self._patient_answer(deadline)
-            old = str(answer.get("version", "")) if answer else ""
+            old = answer.version if answer else ""
             if answer is None or must_replace(old, __version__):
                 self.on_stage(f"replacing the target ({old or 'gone'} → {__version__})")
                 answer = self._run_starter("replace", deadline)
@@ -395,6 +395,6 @@ class _Start:
             )
         return answer
 
-    def _run_starter(self, what: str, deadline: float) -> dict[str, Any] | None:
+    def _run_starter(self, what: str, deadline: float) -> WakeAnswer | None:
         run_starter(self.location, what, on_stage=self.on_stage, timeout_s=self.timeout_s)
         return self._patient_answer(deadline)

@@ -18,11 +18,13 @@ from rayjobs.core import short_tmp
 from rayjobs.core.errors import TargetError
 from rayjobs.core.paths import NodePaths, TargetPaths, runtime_dir
 from rayjobs.core.text import counted
+from rayjobs.injob.answers import Answer
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.processes import all_pids, descendants, marked
 from rayjobs.injob.warmmessages import WarmRequest
 from rayjobs.target import local_head, wake_client
+from rayjobs.target.answers import RetireAnswer, TargetAnswer
 from rayjobs.target.local_head import command_of
 from rayjobs.target.requests import TargetRequest
 
@@ -102,7 +104,9 @@ def retire(location: TargetLocation, *, force: bool) -> None:
 def resume(location: TargetLocation) -> None:
     """Let the actor, if it still runs, start jobs again: the stop failed."""
     with contextlib.suppress(TimeoutError):  # it does so itself a little later
-        wake_client.ask(location.socket, TargetRequest("resume"), timeout_s=SHORT_ANSWER_S)
+        wake_client.ask(
+            location.socket, TargetRequest("resume"), TargetAnswer, timeout_s=SHORT_ANSWER_S
+        )
 
 
 @contextlib.contextmanager
@@ -123,17 +127,20 @@ def retired(location: TargetLocation, *, force: bool) -> Iterator[None]:
 def _refusal(location: TargetLocation, force: bool) -> tuple[bool, list[str]]:
     """Return whether the target has work, and which, from its actor's answer or last report."""
     try:
-        answer = wake_client.ask(
-            location.socket, TargetRequest("retire", force=force), timeout_s=RETIRE_ANSWER_S
-        )
+        answer = _retire(location, force=force, timeout_s=RETIRE_ANSWER_S)
     except TimeoutError:
         answer = None
-    if answer is not None and answer.get("ok"):
+    if answer is not None and answer.ok:
         return False, []
+    if answer is not None and answer.busy is not None:
+        return answer.busy, list(answer.jobs)
     known = local_head.read_json(location.activity) or {}
-    if answer is not None and "busy" in answer:
-        known = answer
     return bool(known.get("busy")), [str(job) for job in known.get("jobs", [])]
+
+
+def _retire(location: TargetLocation, *, force: bool, timeout_s: float) -> RetireAnswer | None:
+    request = TargetRequest("retire", force=force)
+    return wake_client.ask(location.socket, request, RetireAnswer, timeout_s=timeout_s)
 
 
 def stop_head(location: TargetLocation, *, say: Callable[[str], None]) -> None:
@@ -148,9 +155,7 @@ def stop_head(location: TargetLocation, *, say: Callable[[str], None]) -> None:
     if _end_attempts(location, say):
         # Repeated, since ending attempts may outlast the first retirement.
         with contextlib.suppress(TimeoutError):
-            wake_client.ask(
-                location.socket, TargetRequest("retire", force=True), timeout_s=SHORT_ANSWER_S
-            )
+            _retire(location, force=True, timeout_s=SHORT_ANSWER_S)
     say("stopping Ray")
     clear_ray(location)
     end_warm(location)
@@ -167,18 +172,15 @@ def put_back(location: TargetLocation, say: Callable[[str], None]) -> None:
     is_reported = False
     while True:
         try:
-            answer = wake_client.ask(
-                location.socket, TargetRequest("retire", force=True), timeout_s=RETIRE_ANSWER_S
-            )
+            answer = _retire(location, force=True, timeout_s=RETIRE_ANSWER_S)
         except TimeoutError:
             return
-        live = int((answer or {}).get("live") or 0)
-        if answer is None or not live:
+        if answer is None or not answer.live:
             return
-        if time.monotonic() - began >= HOST_GRACE_S + min(float(answer["grace_s"]), LONGEST_S):
+        if time.monotonic() - began >= HOST_GRACE_S + min(answer.grace_s, LONGEST_S):
             return
         if not is_reported:
-            say(f"putting {counted(live, 'running job')} back into the queue")
+            say(f"putting {counted(answer.live, 'running job')} back into the queue")
         is_reported = True
         time.sleep(POLL_S)
 
@@ -313,7 +315,7 @@ def end_warm(location: TargetLocation) -> None:
     folder = runtime_dir(location.home, create=False)
     for path in folder.glob("warm-*.sock"):
         with contextlib.suppress(TimeoutError):
-            wake_client.ask(path, WarmRequest("stop"), timeout_s=2.0)
+            wake_client.ask(path, WarmRequest("stop"), Answer, timeout_s=2.0)
     wanted = os.fsencode(folder / "warm-")
     owners = [
         identity

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from signal import SIGUSR1
-from typing import Any
+from typing import ClassVar
 
 from rayjobs.core import ids
 from rayjobs.core.errors import TargetError, UsageError
@@ -17,6 +17,7 @@ from rayjobs.core.paths import home as default_home
 from rayjobs.core.text import duration_text
 from rayjobs.injob.identity import Identity, send_signal
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.messages import Message
 from rayjobs.policy.capacity import Capacity, NodeShape
 from rayjobs.policy.node_types import NodeTypes, read_cluster_file
 from rayjobs.target import (
@@ -30,6 +31,7 @@ from rayjobs.target import (
     unfinished,
     wake_client,
 )
+from rayjobs.target.answers import NodeStatus, StatusAnswer, TargetAnswer
 from rayjobs.target.local_head import LOCAL
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.record import (
@@ -54,18 +56,24 @@ Stages = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class TargetView:
+class TargetView(Message):
     """A target as `rayjobs target show` prints it.
 
     Attributes:
+        kind: "local" or "attached".
         state: "running", "starting", "stopped", "lost" (its Ray runs, nothing answers), "failing"
             (it does not start, and will be tried again later), "unreachable" (its cluster), or
             "ready" (its cluster answers, and the first job starts the target's own actor).
         problem: Why it does not run, in one sentence with a remedy; empty if that is intended.
+        version: The actor's version of rayjobs; empty: it does not answer.
         busy: Whether jobs are queued or running; None if unknown.
+        nodes: Its nodes when its actor last reported them.
+        keeper_pid: Pid of the process that keeps a local target running; None: there is none.
         detail: The actor's own answer (`status`), if requested.
         without_token: Anyone who reaches its cluster can run code on it.
     """
+
+    READS_VERSION: ClassVar[int | None] = None
 
     name: str
     kind: str
@@ -74,9 +82,9 @@ class TargetView:
     dashboard_url: str = ""
     version: str = ""
     busy: bool | None = None
-    nodes: tuple[dict[str, Any], ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
     keeper_pid: int | None = None
-    detail: dict[str, Any] | None = None
+    detail: StatusAnswer | None = None
     problem: str = ""
     without_token: bool = False
 
@@ -214,7 +222,7 @@ def remove_target(
 def list_targets(*, home: Path | None = None) -> list[TargetView]:
     """Return every target with its state."""
     if (server := server_choice.active()) is not None:
-        return [_view_of(one) for one in server.json("GET", "/v1/targets")]
+        return [TargetView.from_json(one) for one in server.json("GET", "/v1/targets")]
     at = home or default_home()
     return [target_status(record.name, home=at) for record in all_targets(home=at)]
 
@@ -249,11 +257,17 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
     """
     if (server := server_choice.active()) is not None:
         query = {"ask": "1"} if ask else {}
-        return _view_of(server.json("GET", f"/v1/targets/{name}", query=query))
+        return TargetView.from_json(server.json("GET", f"/v1/targets/{name}", query=query))
     at = home or default_home()
     record, location = load_target(name, home=at), TargetLocation(name, at)
     head = local_head.load_record(location.paths) if record.is_local else None
-    answer, is_there = _ask(location, "status" if ask else "ping")
+    answer: TargetAnswer | None
+    detail: StatusAnswer | None = None
+    if ask:
+        detail, is_there = _ask(location, "status", StatusAnswer)
+        answer = detail
+    else:
+        answer, is_there = _ask(location, "ping", TargetAnswer)
     activity = local_head.read_json(location.activity) or {}
     kept = keeping.is_kept(location.paths) if record.is_local else False
     if is_there:
@@ -276,19 +290,18 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
         state=state,
         address=record.address or (head.gcs_address if head and running else ""),
         dashboard_url=dashboard_url(name, home=at) if running else "",
-        version=str(answer.get("version", "")),
+        version="" if answer is None else answer.version,
         busy=bool(activity["busy"]) if "busy" in activity and is_there else None,
         nodes=tuple(
-            (local_head.read_json(location.paths.root / "capacity.json") or {}).get("nodes", [])
+            NodeStatus.from_json(one)
+            for one in (local_head.read_json(location.paths.root / "capacity.json") or {}).get(
+                "nodes", []
+            )
         ),
         keeper_pid=owner.pid if owner else None,
-        detail=answer if ask and answer else None,
+        detail=detail,
         problem=problem,
     )
-
-
-def _view_of(values: dict[str, Any]) -> TargetView:
-    return TargetView(**{**values, "nodes": tuple(values["nodes"])})
 
 
 def _why_not(record: TargetRecord, location: TargetLocation, state: str) -> tuple[str, str]:
@@ -496,9 +509,11 @@ def _with_types(seen: list[NodeShape], types: NodeTypes) -> Capacity:
     )
 
 
-def _ask(location: TargetLocation, operation: str) -> tuple[dict[str, Any], bool]:
+def _ask(
+    location: TargetLocation, operation: str, kind: type[wake_client.Kind]
+) -> tuple[wake_client.Kind | None, bool]:
     try:
-        answer = wake_client.ask(location.socket, TargetRequest(operation))
+        answer = wake_client.ask(location.socket, TargetRequest(operation), kind)
     except TimeoutError:
-        return {}, True  # it listens, but is slow
-    return answer or {}, answer is not None
+        return None, True  # it listens, but is slow
+    return answer, answer is not None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from rayjobs.core.paths import short_socket
 from rayjobs.core.text import duration_text
 from rayjobs.injob import recordfiles
-from rayjobs.injob.messages import Message
+from rayjobs.injob.answers import Answer
+from rayjobs.injob.messages import Message, MessageError
 from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace import server_choice
 
@@ -21,24 +21,26 @@ if TYPE_CHECKING:
 SOCKET_KIND = "target"
 MOST_ANSWER = 64 << 20
 
+Kind = TypeVar("Kind", bound=Answer)
+
 
 def socket_of(name: str, home: Path) -> Path:
     """Return the wake socket of the target called `name`."""
     return short_socket(SOCKET_KIND, name, of=home, create=False)
 
 
-def ask(
-    path: Path, request: Message | Mapping[str, Any], *, timeout_s: float = 5.0
-) -> dict[str, Any] | None:
+def ask(path: Path, request: Message, kind: type[Kind], *, timeout_s: float = 5.0) -> Kind | None:
     """Send one request; return the answer, or None if no process listens there.
 
     Args:
-        request: To a target or a warm interpreter, or the JSON that another server understands.
+        request: To a target or a warm interpreter.
+        kind: The class of the answer: of a target, that of the operation in `answers.ANSWERS`. An
+            answer that this version cannot read counts as a refusal.
 
     Raises:
         TimeoutError: A process listens and does not answer in time.
     """
-    values = request.to_json() if isinstance(request, Message) else request
+    values = request.to_json()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
@@ -52,14 +54,12 @@ def ask(
             ) from None
         except OSError:
             return None  # no socket, or its owner is gone
-    try:
-        decoded = recordfiles.parse_json(answer)
-    except ValueError:
-        return None  # it ended while it answered
-    return decoded if isinstance(decoded, dict) else None
+    return _read(answer, kind)
 
 
-async def ask_async(path: Path, request: Message, *, timeout_s: float) -> dict[str, Any] | None:
+async def ask_async(
+    path: Path, request: Message, kind: type[Kind], *, timeout_s: float
+) -> Kind | None:
     """Like `ask`, but without blocking a thread."""
     import asyncio  # here, since every command imports this module
 
@@ -77,21 +77,18 @@ async def ask_async(path: Path, request: Message, *, timeout_s: float) -> dict[s
     finally:
         if writer is not None:
             writer.close()
-    try:
-        decoded = recordfiles.parse_json(answer)
-    except ValueError:
-        return None
-    return decoded if isinstance(decoded, dict) else None
+    return _read(answer, kind)
 
 
 def ask_target(
     name: str,
     home: Path,
     request: TargetRequest,
+    kind: type[Kind],
     *,
     timeout_s: float = 5.0,
     server: Connection | None = None,
-) -> dict[str, Any] | None:
+) -> Kind | None:
     """Send a request to the target called `name`, through the server if there is one; see `ask`.
 
     Args:
@@ -99,12 +96,12 @@ def ask_target(
     """
     server = server or server_choice.active()
     if server is None:
-        return ask(socket_of(name, home), request, timeout_s=timeout_s)
+        return ask(socket_of(name, home), request, kind, timeout_s=timeout_s)
     found = server.json("POST", f"/v1/targets/{name}/ask", body=request.to_json(), repeats=True)
     if found["is_late"]:
         raise TimeoutError(f"target {name!r} did not answer the server in time")
     answer = found["answer"]
-    return answer if isinstance(answer, dict) else None
+    return None if answer is None else _answer_of(answer, kind)
 
 
 def is_listening(path: Path) -> bool:
@@ -118,6 +115,22 @@ def is_listening(path: Path) -> bool:
         except OSError:
             return False
     return True
+
+
+def _read(line: bytes, kind: type[Kind]) -> Kind | None:
+    """Return the answer in one line; None: its sender ended while it answered."""
+    try:
+        values = recordfiles.parse_json(line)
+    except ValueError:
+        return None
+    return _answer_of(values, kind)
+
+
+def _answer_of(values: object, kind: type[Kind]) -> Kind:
+    try:
+        return kind.from_json(values)
+    except MessageError as error:
+        return kind(False, f"the answer cannot be read: {error}")
 
 
 def _line(connection: socket.socket) -> bytes:

@@ -19,7 +19,7 @@ from rayjobs.injob import control, warmloop
 from rayjobs.injob.answers import Answer
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.lines import Asker, LineServer
-from rayjobs.target import wake_client
+from rayjobs.injob.messages import Message
 
 BAD = {
     "deep list": b"[" * 100_000,
@@ -120,17 +120,15 @@ def test_warm_interpreter_refuses_bad_request(bad: str) -> None:
 
 @pytest.mark.parametrize("bad", BAD)
 def test_target_socket_refuses_bad_request_and_continues(short_path: Path, bad: str) -> None:
-    async def reply(request: dict[str, Any]) -> dict[str, Any]:
-        return answer(request).to_json()
+    async def reply(request: dict[str, object]) -> Message:
+        return answer(request)
 
     async def scene() -> None:
         server = WakeServer(short_path / "s", reply)
         await server.start()
         refused = await asyncio.to_thread(ask, short_path / "s", BAD[bad])
         assert bad == "deep value" or refused["ok"] is False
-        again = await asyncio.to_thread(
-            wake_client.ask, short_path / "s", {"op": "number", "value": 1}
-        )
+        again = await asyncio.to_thread(ask, short_path / "s", b'{"op": "number", "value": 1}')
         assert again == {"ok": True, "error": "", "value": 1.0}
         await server.stop()
 

@@ -25,7 +25,9 @@ from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Resources
 from rayjobs.store.requests import JobFilter
 from rayjobs.target import local_head, starting, targets, wake_client
+from rayjobs.target.answers import StatusAnswer, TargetAnswer
 from rayjobs.target.record import TargetRecord, save_target
+from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace.folder import locate, open_workspace
 from tests.checker.evidence import collect, read_history
 from tests.checker.invariants import check
@@ -142,9 +144,12 @@ def test_ten_jobs_survive_the_loss_of_actor_and_head(
 def live(target: LocalTarget, name: str = "local") -> set[str]:
     """Return the ids of the jobs that the target actor supervises."""
     answer = wake_client.ask(
-        wake_client.socket_of(name, target.home), {"op": "status"}, timeout_s=10.0
+        wake_client.socket_of(name, target.home),
+        TargetRequest("status"),
+        StatusAnswer,
+        timeout_s=10.0,
     )
-    return {str(key).rpartition("::")[2] for key in answer["live"]} if answer else set()
+    return set() if answer is None else {key.rpartition("::")[2] for key in answer.live}
 
 
 class DurableHead:
@@ -281,8 +286,9 @@ def test_jobs_continue_while_a_durable_head_restarts(
 
     def served_again() -> bool:
         socket_path = wake_client.socket_of("kept", own_home)
-        answer = wake_client.ask(socket_path, {"op": "ping"}, timeout_s=10.0)
-        return answer is not None and bool(answer) and answer["epoch"] != before.epoch
+        request = TargetRequest("ping")
+        answer = wake_client.ask(socket_path, request, TargetAnswer, timeout_s=10.0)
+        return answer is not None and answer.ok and answer.epoch != before.epoch
 
     until(served_again, "Ray starts the target actor again, on another node or the new head")
     until(lambda: live(target, "kept") == {job.id for job in runs}, "it has the running jobs")

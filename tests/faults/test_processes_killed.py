@@ -20,6 +20,8 @@ from rayjobs.jobs.states import JobState
 from rayjobs.launch import hostclient
 from rayjobs.spec.model import Resources
 from rayjobs.target import wake_client
+from rayjobs.target.answers import TargetAnswer
+from rayjobs.target.requests import TargetRequest
 from tests.support.jobs import DEADLINE_S, Jobs, kill, until, wake
 from tests.support.local_target import LocalTarget
 
@@ -57,10 +59,10 @@ def actor_pid(local_target: LocalTarget) -> int:
     def pid() -> int | None:
         socket = wake_client.socket_of("local", local_target.home)
         try:
-            answer = wake_client.ask(socket, {"op": "ping"}, timeout_s=10.0)
+            answer = wake_client.ask(socket, TargetRequest("ping"), TargetAnswer, timeout_s=10.0)
         except TimeoutError:
             return None
-        return int(answer["pid"]) if answer else None
+        return answer.pid if answer is not None and answer.pid else None
 
     return until(pid, "the target actor answers")  # type: ignore[return-value]
 

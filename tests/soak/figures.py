@@ -14,6 +14,8 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.target import wake_client
+from rayjobs.target.answers import StatusAnswer
+from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace.folder import open_workspace
 from tests.faults.test_processes_killed import actor_pid, rank_pid
 from tests.support.jobs import Jobs, until, wake
@@ -92,10 +94,10 @@ class _Measuring:
         socket = wake_client.socket_of("local", self._target.home)
 
         def adopted() -> bool:
-            answer = wake_client.ask(socket, {"op": "status"}, timeout_s=10.0)
-            if not answer or answer["pid"] == old:
+            answer = wake_client.ask(socket, TargetRequest("status"), StatusAnswer, timeout_s=10.0)
+            if answer is None or answer.pid == old:
                 return False
-            return {key.rpartition("::")[2] for key in answer["live"]} == ids
+            return {key.rpartition("::")[2] for key in answer.live} == ids
 
         until(adopted, "a new actor has taken over all running jobs")
         return time.monotonic() - began_s

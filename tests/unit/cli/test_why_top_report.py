@@ -184,7 +184,7 @@ def test_why_for_an_ended_job_shows_how_it_ended(queue: Queue, terminal: Termina
 def test_top_shows_gpu_users_and_waiting_jobs(queue: Queue, terminal: Terminal) -> None:
     runs, waits = queue.start(queue.submit("train")), queue.submit("next", priority=4)
     answer = status(queue, waits)
-    shape = {"nodes": 1.0, "cpus": 3.0, "gpus": 2.0, "memory": 0.0, "spread": 0.0}
+    shape = {"nodes": 1, "cpus": 3.0, "gpus": 2.0, "memory": 0.0, "spread": 0.0}
     held = {"name": "rj-1", "shape": shape, "nodes": ["n1"], "gpus": [["0", "1"]]}
     answer["allocations"] = [{**held, "job": key(queue, runs), "draining": False}]
     with target(answer):

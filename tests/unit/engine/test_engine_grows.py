@@ -27,8 +27,8 @@ def growth(timeout_s: float = 60.0, *, cpus: int = 2, gpus: int = 1) -> PendingN
 
 
 def scaling_reason(here: World, job: Job) -> str:
-    found = here.engine.status()["scaling"].get(f"{here.folder}::{job.id}")
-    return "" if found is None else str(found["reason"])
+    found = here.engine.status().scaling.get(f"{here.folder}::{job.id}")
+    return "" if found is None else found.reason
 
 
 async def waits_for_nodes(here: World, job: Job, *, up: int = 0) -> None:

@@ -10,6 +10,7 @@ import pytest
 from rayjobs.jobs.states import JobState
 from rayjobs.policy import Limits, Rule
 from rayjobs.spec.model import Resources, Retries
+from rayjobs.target.answers import WaitingJob
 from tests.fakes.world import World, play
 
 
@@ -125,11 +126,9 @@ def test_target_explains_waiting_for_selected_jobs(tmp_path: Path) -> None:
         waiting = [here.submit(resources=Resources(cpus=2)) for _ in range(3)]
         keys = [f"{here.folder}::{job.id}" for job in waiting]
         await here.until(lambda: here.engine.explain(keys[-1]))
-        assert sorted(here.engine.status()["waiting"]) == sorted(keys)
-        explained = here.engine.status(keys[1:2])["waiting"]
-        assert explained == {
-            keys[1]: {"reason": "waits for 1 job ahead of it", "position": 2, "rule": "line"}
-        }
+        assert sorted(here.engine.status().waiting) == sorted(keys)
+        explained = here.engine.status(keys[1:2]).waiting
+        assert explained == {keys[1]: WaitingJob("waits for 1 job ahead of it", 2, "line")}
         explanation = here.engine.explain(keys[0])
         assert explanation is not None
         assert explanation.position == 1

@@ -16,6 +16,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.calls import StoreProgress
 from rayjobs.protocol.collected import Collected
+from rayjobs.target.answers import StoreAnswer
 from tests.fakes.world import World, play
 
 OUTPUT = {"made": {"destination": "photos/made"}}
@@ -64,8 +65,8 @@ def test_remaining_outputs_are_stored_once_and_the_job_stays_failed(
             "has made no progress for 3m.",
         ):
             answer = await here.engine.late_stores.ask(served, job.id)
-            assert answer["done"] and problem in answer["problems"][0]
-        assert await here.engine.late_stores.ask(served, job.id) == {"done": True, "problems": []}
+            assert answer.done and problem in answer.problems[0]
+        assert await here.engine.late_stores.ask(served, job.id) == StoreAnswer(done=True)
         assert {(on.job, on.attempt, on.reads_secrets) for on in asked} == {(job.id, 1, True)}
         with pytest.raises(NotFoundError, match="were stored after its end"):
             await here.engine.late_stores.ask(served, job.id)
@@ -96,16 +97,17 @@ def test_long_upload_is_polled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             return StoreProgress(lines.pop(0))
 
         here.agent.store_progress = store_progress  # type: ignore[attr-defined]
-        assert await here.engine.late_stores.ask(served, job.id) == {"done": False, "progress": []}
+        assert await here.engine.late_stores.ask(served, job.id) == StoreAnswer()
         await here.until(lambda: begun)
-        for progress in ([], ["output made: 1/3 files, 5.0 MB of 9.0 MB"]):
+        reports: tuple[tuple[str, ...], ...] = ((), ("output made: 1/3 files, 5.0 MB of 9.0 MB",))
+        for progress in reports:
             answer = await here.engine.late_stores.ask(served, job.id)
-            assert answer == {"done": False, "progress": progress}
+            assert answer == StoreAnswer(progress=progress)
         monkeypatch.setattr(late_stores, "ANSWER_S", 60.0)
         asking = asyncio.ensure_future(here.engine.late_stores.ask(served, job.id))
         await asyncio.sleep(0)
         go.set()
-        assert (await asking)["done"]
+        assert (await asking).done
         assert begun == 1
 
     play(scene, tmp_path)

@@ -10,6 +10,8 @@ from rayjobs.server.lines import Lines
 from rayjobs.server.metrics import Requests
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
+from rayjobs.target import wake_client
+from rayjobs.target.answers import NodeStatus, StatusAnswer, WaitingJob
 from rayjobs.workspace.users import Role
 from tests.unit.server.conftest import Served
 
@@ -47,6 +49,32 @@ def test_jobs_waits_targets_and_requests_are_counted(served: Served) -> None:
     assert re.search(r'rayjobs_waiting_seconds\{target="local"\} \d', text)
     assert 'rayjobs_target_up{target="local"} 0\n' in text  # nothing runs jobs here
     assert 'rayjobs_http_requests_total{verb="POST",route="/v1/jobs",status="200"} 3\n' in text
+
+
+def test_the_queue_and_the_nodes_of_a_running_target_are_counted(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = StatusAnswer(
+        live=("/w::a",),
+        waiting=dict.fromkeys(("/w::b", "/w::c"), WaitingJob()),
+        nodes=(NodeStatus(cpus=4.0, free_cpus=1.0, gpus=2.0), NodeStatus(cpus=4.0, free_cpus=4.0)),
+    )
+
+    async def answer(*_: object, **__: object) -> StatusAnswer:
+        return status
+
+    monkeypatch.setattr(wake_client, "ask_async", answer)
+    text = text_of(served)
+    for line in (
+        'target_up{target="local"} 1',
+        'queue{target="local",kind="waiting"} 2',
+        'queue{target="local",kind="live"} 1',
+        'nodes{target="local"} 2',
+        'cpus{target="local",kind="total"} 8',
+        'cpus{target="local",kind="used"} 3',
+        'gpus{target="local",kind="used"} 2',
+    ):
+        assert f"rayjobs_{line}\n" in text
 
 
 def test_the_longest_wait_is_that_of_each_target(served: Served) -> None:

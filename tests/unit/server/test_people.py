@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.injob.messages import Message
 from rayjobs.target import targets, wake_client
+from rayjobs.target.answers import StatusAnswer
 from rayjobs.workspace import users
 from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.logins import Login
@@ -120,6 +122,7 @@ def test_part_of_a_blob_is_transferred_alone(
 
 STATUS = {
     "ok": True,
+    "target": "local",
     "live": ["/ours::a", "/theirs::b"],
     "waiting": {"/ours::c": {"position": 2}, "/theirs::d": {"position": 1}},
     "nodes": [{"node_id": "n"}],
@@ -130,28 +133,33 @@ STATUS = {
     ],
     "workspaces": ["/ours", "/theirs"],
     "refused": {"/theirs": "it is a copy", "/ours": "it is locked"},
-    "decision": {"key": "/ours::c", "ahead": ["/theirs::d", "/ours::e"]},
+    "scaling": {"/ours::f": {"reason": "waits"}, "/theirs::g": {"reason": "waits"}},
 }
+EXPLANATION = {"ok": True, "decision": {"key": "/ours::c", "ahead": ["/theirs::d", "/ours::e"]}}
 
 
 def test_users_of_a_workspace_do_not_see_those_of_another(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(served.workspace.path)
-    status = json.loads(json.dumps(STATUS).replace("/ours", path))
+    given = {
+        "status": json.loads(json.dumps(STATUS).replace("/ours", path)),
+        "explain": json.loads(json.dumps(EXPLANATION).replace("/ours", path)),
+    }
     asked: list[str] = []
 
-    async def answer(_path: object, request: Any, **_more: object) -> Any:
+    async def answer(_path: object, request: Any, kind: type[Message], **_more: object) -> Message:
         asked.append(request.op)
-        return status
+        return kind.from_json(given[request.op])
 
     monkeypatch.setattr(wake_client, "ask_async", answer)
     ada = served.connection("ada")
     found = ada.json("POST", "/v1/targets/local/ask", body={"op": "status"})["answer"]
-    assert found == {
-        **status,
+    own = {
+        **given["status"],
         "live": [f"{path}::a"],
         "waiting": {f"{path}::c": {"position": 2}},
+        "scaling": {f"{path}::f": {"reason": "waits"}},
         "allocations": [
             {"name": "1", "job": f"{path}::a"},
             {"name": "2", "job": "another workspace 2"},
@@ -159,13 +167,20 @@ def test_users_of_a_workspace_do_not_see_those_of_another(
         ],
         "workspaces": [path],
         "refused": {path: "it is locked"},
-        "decision": {"key": f"{path}::c", "ahead": ["another workspace", f"{path}::e"]},
     }
+    assert found == StatusAnswer.from_json(own).to_json()
+    body = {"op": "explain", "key": f"{path}::c"}
+    explained = ada.json("POST", "/v1/targets/local/ask", body=body)["answer"]["decision"]
+    assert (explained["key"], explained["ahead"]) == (
+        f"{path}::c",
+        ["another workspace", f"{path}::e"],
+    )
     with pytest.raises(UsageError, match="only request jobs of its workspace"):
         body = {"op": "explain", "key": "/theirs::d"}
         ada.json("POST", "/v1/targets/local/ask", body=body)
-    assert asked == ["status"]
-    view = targets.TargetView("local", "local", "running", detail=status)
+    assert asked == ["status", "explain"]
+    detail = StatusAnswer.from_json(given["status"])
+    view = targets.TargetView("local", "local", "running", detail=detail)
     monkeypatch.setattr(targets, "target_status", lambda *_, **__: view)
     shown = ada.json("GET", "/v1/targets/local", query={"ask": "1"})
     assert shown["detail"] == found

@@ -12,6 +12,7 @@ from rayjobs.policy.capacity import Capacity
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.target import elsewhere, starting, targets, wake_client
+from rayjobs.target.answers import SessionAnswer, StatusAnswer
 from rayjobs.target.requests import TargetRequest
 from rayjobs.workspace import server_choice
 from rayjobs.workspace.connection import Connection
@@ -33,9 +34,9 @@ def test_delayed_remote_target_is_not_unknown(
 ) -> None:
     request = TargetRequest("status")
     with pytest.raises(TimeoutError):
-        wake_client.ask_target("cluster", None, request, server=server)  # type: ignore[arg-type]
+        wake_client.ask_target("cluster", home(), request, StatusAnswer, server=server)
     with pytest.raises(NotFoundError, match="no target 'other'"):
-        wake_client.ask_target("other", None, request, server=server)  # type: ignore[arg-type]
+        wake_client.ask_target("other", home(), request, StatusAnswer, server=server)
     look = server.json("POST", "/v1/targets/cluster/look")
     assert (look["standing"], look["reason"]) == (
         "running",
@@ -72,7 +73,7 @@ def test_jobs_of_a_remote_target_need_a_server_there(served: Served, server: Con
     step = SessionStep("exec", session="s" * 16, arguments=("true",))
     request = TargetRequest("session", job=job.id, step=step)
     with pytest.raises(ServedElsewhereError, match="runs on gpu1: only a server there"):
-        wake_client.ask_target("cluster", None, request, server=server)  # type: ignore[arg-type]
+        wake_client.ask_target("cluster", home(), request, SessionAnswer, server=server)
 
 
 def test_a_client_does_not_open_a_store_that_its_own_disk_names(

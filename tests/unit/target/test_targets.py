@@ -29,6 +29,7 @@ from rayjobs.target import (
     targets,
     wake_client,
 )
+from rayjobs.target.answers import TargetAnswer
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.record import LEASE_S, TargetRecord, load_target
 from rayjobs.target.requests import TargetRequest
@@ -292,7 +293,7 @@ def test_a_socket_whose_owner_died_has_no_owner(location: TargetLocation) -> Non
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(location.socket))
     assert location.socket.exists()
-    assert wake_client.ask(location.socket, {"op": "ping"}) is None
+    assert wake_client.ask(location.socket, TargetRequest("ping"), TargetAnswer) is None
     assert not wake_client.is_listening(location.socket)
 
 
@@ -302,7 +303,7 @@ def test_a_silent_actor_is_slow_and_not_gone(location: TargetLocation) -> None:
         silent.bind(str(location.socket))
         silent.listen()
         with pytest.raises(TimeoutError, match="did not answer"):
-            wake_client.ask(location.socket, {"op": "ping"}, timeout_s=0.1)
+            wake_client.ask(location.socket, TargetRequest("ping"), TargetAnswer, timeout_s=0.1)
         assert wake_client.is_listening(location.socket)
 
 

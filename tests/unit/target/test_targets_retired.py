@@ -35,6 +35,7 @@ from rayjobs.target import (
     targets,
     wake_client,
 )
+from rayjobs.target.answers import RetireAnswer, TargetAnswer, WakeAnswer
 from rayjobs.target.record import TargetRecord, save_target
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.revive import in_background  # a fixture replaces it where it is called
@@ -99,8 +100,8 @@ def test_target_resumes_after_an_abandoned_stop(
 def test_the_actor_answers_clients_of_this_version_and_of_earlier_ones(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         actor = _actor(here)
-        assert (await actor._answer(TargetRequest("ping").to_json()))["ok"]
-        assert (await actor._answer({"op": "wake", "workspace": None, "version": "0.1.0"}))["ok"]
+        assert (await actor._answer(TargetRequest("ping").to_json())).ok
+        assert (await actor._answer({"op": "wake", "workspace": None, "version": "0.1.0"})).ok
 
     play(scene, tmp_path)
 
@@ -109,12 +110,12 @@ def test_the_actor_answers_clients_of_this_version_and_of_earlier_ones(tmp_path:
 def test_actor_reports_that_it_is_being_stopped(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         actor = _actor(here)
-        assert (await actor._answer({"op": "retire", "force": False}))["ok"]
+        assert (await actor._answer({"op": "retire", "force": False})).ok
         for operation in ("wake", "ping", "status"):
-            assert await actor._answer({"op": operation}) == STOPPING
-        assert (await actor._answer({"op": "retire", "force": True}))["ok"]
-        assert (await actor._answer({"op": "resume"}))["ok"]
-        assert (await actor._answer({"op": "ping"}))["ok"]
+            assert await actor._answer({"op": operation}) == TargetAnswer.from_json(STOPPING)
+        assert (await actor._answer({"op": "retire", "force": True})).ok
+        assert (await actor._answer({"op": "resume"})).ok
+        assert (await actor._answer({"op": "ping"})).ok
 
     play(scene, tmp_path)
 
@@ -124,8 +125,9 @@ def test_a_refused_stop_retires_nothing(tmp_path: Path) -> None:
         job = here.submit()
         await here.launched(job)
         refused = await _actor(here)._answer({"op": "retire", "force": False})
-        assert not refused["ok"]
-        assert refused["busy"]
+        assert isinstance(refused, RetireAnswer)
+        assert not refused.ok
+        assert refused.busy
         assert not here.engine.is_retired
 
     play(scene, tmp_path)
@@ -137,13 +139,16 @@ def test_forced_stop_requeues_running_jobs_at_no_cost(tmp_path: Path) -> None:
         job = here.submit(retries=retries)
         await here.launched(job)
         answer = await _actor(here)._answer({"op": "retire", "force": True})
-        assert answer["live"] == 1
+        assert isinstance(answer, RetireAnswer)
+        assert answer.live == 1
         back = await here.state(job, JobState.QUEUED)
         assert "the target was stopped" in back.reason
         [attempt] = here.store.attempts(job.id)
         assert (attempt.outcome, attempt.failure) == ("preempted", None)
         await here.until(lambda: not here.engine.attempts, "its attempt has ended")
-        assert (await _actor(here)._answer({"op": "retire", "force": True}))["live"] == 0
+        again = await _actor(here)._answer({"op": "retire", "force": True})
+        assert isinstance(again, RetireAnswer)
+        assert again.live == 0
         here.engine.resume()
         await here.launched(job, attempt=2)
 
@@ -332,7 +337,7 @@ def test_stop_between_check_and_start_of_an_attached_target_wins(
     """Both the first start and the replacement of an older version take the lock a second time."""
     lab = TargetLocation("lab", short_path / "h")
     save_target(TargetRecord("lab", address="10.0.0.1:6379", token_file="t"), home=lab.home)
-    answers = iter([{"ok": True, "version": "0.0.1"} if is_old else None])
+    answers = iter([WakeAnswer(version="0.0.1") if is_old else None])
     locked = starting.start_lock
 
     @contextlib.contextmanager
@@ -343,7 +348,7 @@ def test_stop_between_check_and_start_of_an_attached_target_wins(
         if not is_old:
             stop_record.note(paths)
 
-    def ask(*_: Any, **__: Any) -> dict[str, Any] | None:
+    def ask(*_: Any, **__: Any) -> WakeAnswer | None:
         if is_old:
             stop_record.note(lab.paths)
         return next(answers, None)
@@ -434,14 +439,15 @@ def test_a_client_starts_a_target_again_once_its_stop_is_over(
 ) -> None:
     stages: list[str] = []
 
-    def start(_start: starting._Start) -> dict[str, Any]:
+    def start(_start: starting._Start) -> WakeAnswer:
         stages.append("started")
-        return SERVING
+        return WakeAnswer.from_json(SERVING)
 
-    def ask(_path: Path, _request: dict[str, Any], **_: Any) -> dict[str, Any] | None:
+    def ask(*_: Any, **__: Any) -> WakeAnswer | None:
         return next(answers)
 
-    answers = iter([STOPPING, STOPPING, None])
+    being_stopped = WakeAnswer.from_json(STOPPING)
+    answers = iter([being_stopped, being_stopped, None])
     monkeypatch.setattr(wake_client, "ask", ask)
     monkeypatch.setattr(starting._Start, "_start_local", start)
     status = starting.ensure_target("local", home=location.home, on_stage=stages.append)
