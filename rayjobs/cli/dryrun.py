@@ -15,7 +15,7 @@ from rayjobs import snapshots
 from rayjobs.cli.output import facts
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.startviews import start_lines
-from rayjobs.core.paths import NodePaths, home
+from rayjobs.core.paths import home
 from rayjobs.core.text import counted, duration_text, size_text, verb
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
@@ -25,6 +25,7 @@ from rayjobs.policy import NodeCapacity, Shape, describe_free, take
 from rayjobs.policy.capacity import plan_shape
 from rayjobs.spec.model import JobSpec
 from rayjobs.submit.submitting import check
+from rayjobs.target.node_settings import node_root
 from rayjobs.target.targets import TargetView, capacity_of, target_status
 from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles, locate, open_workspace
 
@@ -204,9 +205,7 @@ def _hosts(spec: JobSpec, experiment: str) -> list[dict[str, Any]]:
     context = AttemptContext(
         job=job,
         attempt=1,
-        nodes=tuple(
-            PlannedNode(node, str(node), "", NodePaths(home() / "node").root) for node in nodes
-        ),
+        nodes=tuple(PlannedNode(node, str(node), "", node_root(home())) for node in nodes),
         markers=tuple("-" for _ in nodes),
         workspace_name="",
         workspace_path="",

@@ -319,9 +319,10 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _root() -> Path:
-    from rayjobs.submit.environments import node_root
+    from rayjobs.core.paths import home
+    from rayjobs.target.node_settings import node_root
 
-    return node_root()
+    return node_root(home())
 
 
 def _built() -> list[Built]:

@@ -28,6 +28,7 @@ from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.processes import MARKER_VARIABLE, all_pids
 from rayjobs.injob.tree import cgroup_name
 from rayjobs.store.base import Store
+from rayjobs.target.node_settings import node_root
 from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
 
 GRACE_S = 3600.0
@@ -98,12 +99,6 @@ class ScratchPlan:
     def bytes(self) -> int:
         """The bytes that it frees."""
         return sum(item.bytes for item in self.items)
-
-
-def node_root(home: Path) -> Path:
-    """Return the scratch folder of this machine."""
-    named = os.environ.get("RAYJOBS_NODE_SCRATCH")
-    return Path(named) if named else home / "node"
 
 
 def plan(

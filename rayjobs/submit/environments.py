@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import sys
 import tempfile
@@ -21,14 +20,9 @@ from rayjobs.environments.work import Realised, Work
 from rayjobs.spec.model import JobSpec, Packages
 from rayjobs.submit import checks
 from rayjobs.submit.substituting import substituted
+from rayjobs.target.node_settings import node_root
 
 ANY = "environment"  # a script that is never run
-
-
-def node_root() -> Path:
-    """Return the scratch of this machine's node."""
-    named = os.environ.get("RAYJOBS_NODE_SCRATCH")
-    return Path(named) if named else paths.home() / "node"
 
 
 def packages_of(asked: Packages | Mapping[str, Any], *, strict: bool = False) -> JobSpec:
@@ -107,7 +101,7 @@ def working(
     tell: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[tuple[Environments, Work]]:
     """Yield this machine's environments, and a work record without a job, in its own folder."""
-    node = paths.NodePaths(node_root())
+    node = paths.NodePaths(node_root(paths.home()))
     node.root.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="environment-", dir=node.root))
     try:

@@ -69,15 +69,24 @@ class NodeSettings:
         most_gib = _number(environment, IMAGE_MOST_GIB, cls.image_most_gib)
         if not 0 < most_gib < 1e9:
             raise _wrong(environment, IMAGE_MOST_GIB, "a number of GiB above 0")
-        scratch = environment.get(SCRATCH, "").strip()
         shares_disk = environment.get(SHARES_DISK, "").strip() or "1"
         if shares_disk not in ("0", "1"):
             raise UsageError(f"{SHARES_DISK} is {shares_disk!r}; it must be 0 or 1.")
         input_views = environment.get(INPUT_VIEWS, "").strip() or "1"
         if input_views not in ("0", "1"):
             raise UsageError(f"{INPUT_VIEWS} is {input_views!r}; it must be 0 or 1.")
-        folder = Path(scratch).absolute() if scratch else None
+        folder = _scratch(environment)
         return cls(hold, linger_s, folder, shares_disk == "1", input_views == "1", most_gib)
+
+
+def node_root(home: Path, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return this machine's scratch folder: the one that the environment names, or the home's."""
+    return _scratch(environment) or home / "node"
+
+
+def _scratch(environment: Mapping[str, str]) -> Path | None:
+    text = environment.get(SCRATCH, "").strip()
+    return Path(text).absolute() if text else None
 
 
 def _number(environment: Mapping[str, str], name: str, default: float) -> float:

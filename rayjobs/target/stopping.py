@@ -11,12 +11,13 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core import short_tmp
 from rayjobs.core.errors import TargetError
-from rayjobs.core.paths import NodePaths, TargetPaths, runtime_dir
+from rayjobs.core.paths import TargetPaths, runtime_dir
 from rayjobs.core.text import counted
 from rayjobs.injob.answers import Answer
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
@@ -26,6 +27,7 @@ from rayjobs.injob.warmmessages import WarmRequest
 from rayjobs.target import local_head, wake_client
 from rayjobs.target.answers import RetireAnswer, TargetAnswer
 from rayjobs.target.local_head import command_of
+from rayjobs.target.node_settings import node_root
 from rayjobs.target.requests import TargetRequest
 
 RETIRE_ANSWER_S = 20.0
@@ -294,8 +296,9 @@ def _end_attempts(location: TargetLocation, say: Callable[[str], None]) -> bool:
 
 
 def _living_hosts(location: TargetLocation) -> Iterator[tuple[dict[str, Any], Identity]]:
-    attempts = NodePaths(location.home / "node").root / "attempts"
-    for path in attempts.glob("*/a*/host.json"):
+    # The head may have been started without the variable that names another folder.
+    roots = {location.home / "node", node_root(location.home)}
+    for path in chain.from_iterable((root / "attempts").glob("*/a*/host.json") for root in roots):
         if (path.parent / "exit.json").exists():
             continue
         values = local_head.read_json(path) or {}

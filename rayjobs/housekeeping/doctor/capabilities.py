@@ -18,7 +18,7 @@ from rayjobs.injob.tree import CGROUP, NAMESPACE, Tree, find_cgroup, make_cgroup
 from rayjobs.node import hold as nodehold
 from rayjobs.node.input_views import InputViews
 from rayjobs.target.local_head import LOCAL
-from rayjobs.target.node_settings import NodeSettings
+from rayjobs.target.node_settings import SCRATCH, NodeSettings, node_root
 
 ANSWER_S = 60.0
 ENGINES = ("skopeo", "podman", "docker", "buildah")
@@ -109,7 +109,11 @@ def namespaces(_context: DoctorContext) -> Iterator[Finding]:
 def inputs(context: DoctorContext) -> Iterator[Finding]:
     """How this machine prevents jobs from changing the data behind their inputs."""
     settings = NodeSettings.read(LOCAL)
-    found = InputViews(_writable_folder(context), is_on=settings.input_views).protection()
+    folder = _writable_folder(context)
+    if folder is None:
+        yield _no_folder("inputs", context)
+        return
+    found = InputViews(folder, is_on=settings.input_views).protection()
     data = {"read_only": found.read_only, "overlay": found.overlay}
     if found.why:
         text = f"inputs from local folders are mounted by FUSE, or copied: {found.why}"
@@ -172,9 +176,13 @@ def containers(context: DoctorContext) -> Iterator[Finding]:
     from rayjobs.containers import engines
     from rayjobs.node.containers import INSTEAD, capability_of
 
+    folder = _writable_folder(context)
+    if folder is None:
+        yield _no_folder("containers", context)
+        return
     found = engines.available(ENGINES)
     inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
-    able = capability_of(_writable_folder(context))
+    able = capability_of(folder)
     fetching = f"fetched by {', '.join(found)}" if found else "no program here fetches them"
     data = {
         "works": not able.why,
@@ -195,7 +203,19 @@ def containers(context: DoctorContext) -> Iterator[Finding]:
         yield Finding("containers", Level.OK, text, "", data)
 
 
-def _writable_folder(context: DoctorContext) -> Path:
-    """Return the node's scratch folder, or the one in which it would be made."""
-    node = NodeSettings.read(LOCAL).scratch or context.home / "node"
-    return next(one for one in (node, *node.parents) if one.is_dir() and os.access(one, os.W_OK))
+def _writable_folder(context: DoctorContext) -> Path | None:
+    """Return the node's scratch folder, or the one in which it would be made, if any."""
+    node = node_root(context.home)
+    for folder in (node, *node.parents):
+        if folder.is_dir() and os.access(folder, os.W_OK):
+            return folder
+    return None
+
+
+def _no_folder(topic: str, context: DoctorContext) -> Finding:
+    return Finding(
+        topic,
+        Level.FAIL,
+        f"jobs cannot run here: this user cannot write to {node_root(context.home)}",
+        f"Set RAYJOBS_HOME or {SCRATCH} to a folder that you can write to.",
+    )

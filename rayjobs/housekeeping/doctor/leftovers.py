@@ -18,6 +18,7 @@ from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
 from rayjobs.injob import cgroups
 from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.target import local_head, wake_client
+from rayjobs.target.node_settings import node_root
 
 AGE_S = 30 * 86_400.0
 MOST_NAMED = 5
@@ -92,7 +93,7 @@ def _bytes(folder: Path) -> int:
 
 def environments(context: DoctorContext) -> Iterator[Finding]:
     """Environments that were built on this machine, and the space that they use."""
-    cache = Cache(scratch.node_root(context.home) / "environments")
+    cache = Cache(node_root(context.home) / "environments")
     try:
         with OwnFolder(cache.root) as folder:
             names = [name for name, _info in folder.entries() if KEY.fullmatch(name)]
@@ -125,7 +126,7 @@ def environments(context: DoctorContext) -> Iterator[Finding]:
 
 def processes(context: DoctorContext) -> Iterator[Finding]:
     """Processes of this home's attempts whose host is gone, so that no host will end them."""
-    root = scratch.node_root(context.home)
+    root = node_root(context.home)
     hosted, ours = set(), {}
     for _job, folder in scratch.attempt_folders(root):
         for file in ("plan.json", "host.json"):
@@ -169,7 +170,7 @@ def _has(pid: int, start: bytes) -> bool:
 
 def mounts(context: DoctorContext) -> Iterator[Finding]:
     """Mounts of inputs whose process is gone: every access to them hangs or fails."""
-    root = scratch.node_root(context.home) / "data" / "mounts"
+    root = node_root(context.home) / "data" / "mounts"
     if not root.is_dir():
         yield Finding("dead mounts", Level.OK, "none")
         return

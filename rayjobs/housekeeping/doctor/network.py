@@ -112,11 +112,12 @@ def tokens(context: DoctorContext) -> Iterator[Finding]:
     """The token files, and the folders that hold files and sockets."""
     good: list[str] = []
     yield from _secrets_of_targets(context)
-    yield from _token_files(context, good)
+    problems = list(_token_files(context, good))
+    yield from problems
     yield from _folders_of_sockets(context)
     if good:
         yield Finding("token", Level.OK, f"readable only by you: {', '.join(good)}")
-    else:
+    elif not problems:
         yield Finding("token", Level.OK, "none yet; it is created when the local target starts")
 
 

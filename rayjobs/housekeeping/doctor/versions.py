@@ -15,10 +15,11 @@ from rayjobs.core.paths import TargetPaths
 from rayjobs.core.version import __version__
 from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
 from rayjobs.store.filesystem import SHARED, file_system_of
+from rayjobs.store.postgres_address import parsed
 from rayjobs.store.schema import OLDEST, UNRELEASED, VERSION, version_of
 from rayjobs.target import local_head, targets
 from rayjobs.target.versions import check_client, must_replace
-from rayjobs.workspace.folder import WorkspaceFiles
+from rayjobs.workspace.folder import WorkspaceFiles, store_address
 
 OLDEST_SQLITE = (3, 35, 0)
 
@@ -56,7 +57,13 @@ def programs(_context: DoctorContext) -> Iterator[Finding]:
 
 
 def store(context: DoctorContext) -> Iterator[Finding]:
-    """The workspace's store: its version and its file system."""
+    """The workspace's store: its version and its file system, if it is in the folder."""
+    address = None if context.workspace is None else store_address(context.workspace)
+    if address is not None:
+        where = parsed(address)[2]
+        text = f"the records are in PostgreSQL ({where}); this check does not connect to it"
+        yield Finding("store", Level.OK, text, "", {"address": where})
+        return
     if context.workspace is None or not WorkspaceFiles(context.workspace).store.exists():
         yield Finding("store", Level.OK, "there is no workspace yet: the first submit creates it")
         return

@@ -527,6 +527,17 @@ def test_downloaded_files_are_not_packed_with_the_next_job(
     assert "left out" not in f"{done.out} {done.err}"  # also excludes a folder named with -o
 
 
+def test_a_dry_run_shows_the_scratch_folder_that_the_user_names(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAYJOBS_SCRATCH", str(tmp_path / "fast"))
+    (tmp_path / "train.py").write_text("")
+    done = terminal.type("submit", "--dry-run", "--json", "train.py")
+    (host,) = json.loads(done.out)["plan"]["hosts"]
+    assert host["root"].startswith(f"{tmp_path}/fast/attempts/")
+
+
 OPEN = "--cluster-without-token-anyone-can-run-code"
 
 

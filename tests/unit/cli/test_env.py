@@ -39,6 +39,21 @@ def requirements(tmp_path: Path) -> Path:
     return file
 
 
+def test_environments_in_the_scratch_folder_that_the_user_names_are_listed(
+    env: Env, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYJOBS_SCRATCH", str(tmp_path / "fast"))
+    found: list[Path] = []
+
+    def built(root: Path) -> list[Path]:
+        found.append(root)
+        return []
+
+    monkeypatch.setattr("rayjobs.environments.listing.built", built)
+    env("ls")
+    assert found == [tmp_path / "fast" / "environments"]
+
+
 @pytest.mark.long
 def test_an_environment_from_its_file_to_its_removal(
     env: Env, requirements: Path, tmp_path: Path

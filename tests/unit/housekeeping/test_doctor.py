@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from rayjobs.store.schema import VERSION
 from rayjobs.target import local_head, targets
 from rayjobs.target.record import TargetRecord, save_target
 from rayjobs.target.secrets import TargetSecrets
+from rayjobs.workspace.folder import keep_records_in
 from tests.unit.cli.conftest import Queue, Terminal
 
 HEAVY = ("ray", "torch", "pandas", "pyarrow", "rich", "sqlalchemy", "numpy", "alembic")
@@ -132,6 +134,14 @@ def test_newer_store_fails_and_older_store_causes_a_warning(
         monkeypatch.undo()
 
 
+def test_a_store_in_postgresql_is_named(queue: Queue, own_home: Path) -> None:
+    keep_records_in(queue.workspace.path, "postgresql://ada@db.example.org/rayjobs")
+    (queue.workspace.path / "store.db").rename(own_home / "moved.db")
+    found = one(versions.store(DoctorContext(own_home / "h", queue.workspace.path)))
+    assert found.level is Level.OK
+    assert "PostgreSQL (postgresql://ada@db.example.org/rayjobs)" in found.text
+
+
 @pytest.mark.parametrize(
     ("view", "level"),
     [
@@ -180,6 +190,18 @@ def test_how_inputs_are_protected_is_reported(
     assert "RAYJOBS_INPUT_VIEWS=0" in found.text
 
 
+@pytest.mark.parametrize("check", [capabilities.inputs, capabilities.containers])
+def test_a_scratch_folder_that_cannot_be_written_fails(
+    check: Callable[[DoctorContext], Iterator[Finding]],
+    context: DoctorContext,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    found = one(check(context))
+    assert found.level is Level.FAIL and str(context.home / "node") in found.text
+    assert "RAYJOBS_SCRATCH" in found.remedy
+
+
 def test_without_fuse_the_reason_is_named(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,8 +245,17 @@ def test_a_token_that_others_can_read_fails(context: DoctorContext) -> None:
     [found] = [one for one in network.tokens(context) if one.level is Level.FAIL]
     assert f"chmod 600 {token}" in found.remedy
     assert "secret" not in found.text
+    assert not any("none yet" in one.text for one in network.tokens(context))
     token.chmod(0o600)
     assert all(one.level is Level.OK for one in network.tokens(context))
+
+
+def test_a_token_file_that_is_gone_fails(context: DoctorContext, tmp_path: Path) -> None:
+    record = TargetRecord("lab", address="h:1", token_file=str(tmp_path / "gone"))
+    save_target(record, home=context.home)
+    found = [one for one in network.tokens(context) if "folder" not in one.text]
+    assert [one.level for one in found] == [Level.FAIL]
+    assert "is gone" in found[0].text
 
 
 def test_a_secrets_file_that_others_can_read_fails(context: DoctorContext) -> None:

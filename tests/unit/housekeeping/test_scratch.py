@@ -69,6 +69,17 @@ def test_attempts_of_finished_jobs_are_removed(runs: Runs, node: Path) -> None:
     assert list((node / "attempts").iterdir()) == []
 
 
+def test_a_scratch_folder_that_the_user_names_is_searched(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYJOBS_SCRATCH", str(tmp_path / "fast"))
+    job = ended_long_ago(runs, runs.finished("old"))
+    attempt_of(tmp_path / "fast", job.id)
+    made = plan(runs)
+    assert made.root == tmp_path / "fast"
+    assert [item.name for item in made.items] == [f"attempts/{job.id}/a1"]
+
+
 def with_output(folder: Path, job: str, *stored: str, outcome: str = "completed") -> None:
     """Write the files of an ended attempt with outputs a and b, of which `stored` are stored."""
     (folder / "exit.json").write_text(json.dumps({"job": job, "outcome": outcome}))

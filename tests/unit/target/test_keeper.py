@@ -124,14 +124,17 @@ def test_process_that_only_mentions_the_folder_is_not_killed(short_path: Path) -
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("root", ["h/node", "fast"])
 def test_running_attempts_are_ended_through_their_hosts(
-    short_path: Path, stubborn: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+    short_path: Path, stubborn: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, root: str
 ) -> None:
     monkeypatch.setattr(stopping, "HOST_GRACE_S", 0.2)
+    # The shell that stops a target may have other variables than the one that started it.
+    monkeypatch.setenv("RAYJOBS_SCRATCH", str(short_path / "fast"))
     home = short_path / "h"
     identity = identity_of(stubborn.pid)
     assert identity is not None
-    folder = home / "node" / "attempts" / "digits_1" / "a1"
+    folder = short_path / root / "attempts" / "digits_1" / "a1"
     folder.mkdir(parents=True)
     (folder / "host.json").write_text(
         f'{{"pid": {identity.pid}, "start_time": {identity.start_time}, '
