@@ -377,14 +377,10 @@ class S3Blobs:
 
     def _drop_parts(self) -> None:
         client, now = self.client(), self._now()
-        found = client.list_multipart_uploads(
-            Bucket=self.address.bucket, Prefix=self._prefix + BLOBS
-        )
-        for one in found.get("Uploads", ()):
+        for one in self.uploads():
             if (now - one["Initiated"]).total_seconds() > ABANDONED_S:
-                client.abort_multipart_upload(
-                    Bucket=self.address.bucket, Key=one["Key"], UploadId=one["UploadId"]
-                )
+                upload = {"Key": one["Key"], "UploadId": one["UploadId"]}
+                client.abort_multipart_upload(Bucket=self.address.bucket, **upload)
 
     def _condemned(self) -> set[str]:
         """Return the keys that prunes are removing now."""
@@ -562,6 +558,12 @@ class S3Blobs:
         pages = self.client().get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=self.address.bucket, Prefix=self._prefix + below):
             yield from page.get("Contents", ())
+
+    def uploads(self, prefix: str = "") -> Iterator[Any]:
+        """Yield the unfinished multipart uploads to keys that begin with `prefix`, as S3 does."""
+        pages = self.client().get_paginator("list_multipart_uploads")
+        for page in pages.paginate(Bucket=self.address.bucket, Prefix=self._at(BLOBS, prefix)):
+            yield from page.get("Uploads", ())
 
     def _now(self) -> datetime:
         """Return the time of the server."""

@@ -156,10 +156,7 @@ class Presigned:
     def _upload_of(self, staged: str) -> str | None:
         """Return the multipart upload to a key that any server of this workspace has begun."""
         name = self._object(staged)["Key"]
-        found = self._client().list_multipart_uploads(
-            Bucket=self._blobs.address.bucket, Prefix=name
-        )
-        uploads = [one for one in found.get("Uploads", ()) if one["Key"] == name]
+        uploads = [one for one in self._blobs.uploads(staged) if one["Key"] == name]
         if not uploads:
             return None
         return str(min(uploads, key=lambda one: (one["Initiated"], one["UploadId"]))["UploadId"])

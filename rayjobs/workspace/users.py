@@ -191,7 +191,7 @@ def all_tokens(store: Store) -> list[Token]:
 
 
 def revoke(store: Store, name: str, *, by: str, now: datetime | None = None) -> list[Token]:
-    """Revoke all tokens of a user, or the token with this id; return those not revoked before.
+    """Revoke all tokens of a user, or the token with this id; return those that were valid.
 
     Raises:
         NotFoundError: there is no such user or token.
@@ -204,7 +204,7 @@ def revoke(store: Store, name: str, *, by: str, now: datetime | None = None) -> 
 
 
 def revoke_token(store: Store, token_id: str, *, by: str, only_of: str | None = None) -> bool:
-    """Revoke the token with this id; return False if it was revoked before.
+    """Revoke the token with this id; return False if it was not valid any more.
 
     Args:
         only_of: Revoke it only if it is this user's; None means any user's.
@@ -233,7 +233,8 @@ def _revoke(store: Store, named: Mapping[str, Token], *, by: str, at: datetime) 
             revoked = replace(token, revoked_at=at)
             store.set_meta(key, _text(revoked))
             _audit(store, _change("revoke", revoked), by=by, at=at)
-            ended.append(revoked)
+            if not token.problem(at):
+                ended.append(revoked)
     return ended
 
 

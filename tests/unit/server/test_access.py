@@ -166,6 +166,14 @@ def test_a_token_is_kept_as_a_digest_and_changes_are_recorded(served: Served) ->
         users.revoke(store, "nobody-here", by="root")
 
 
+def test_expired_tokens_are_not_reported_as_revoked(served: Served) -> None:
+    store, long_ago = served.workspace.store, datetime(2020, 1, 1, tzinfo=UTC)
+    expired, _ = users.add(store, "ada", Role.VIEWER, by="root", days=1, now=long_ago)
+    valid, _ = users.add(store, "ada", Role.VIEWER, by="root")
+    assert [one.id for one in users.revoke(store, "ada", by="root")] == [valid.id]
+    assert not users.revoke_token(store, expired.id, by="root")
+
+
 def test_the_login_can_be_read_by_its_user_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
