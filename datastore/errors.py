@@ -29,6 +29,9 @@ All are picklable: a worker on another node raises them, and Ray sends them back
 
 from __future__ import annotations
 
+import copy
+from typing import Self
+
 from rayjobs.injob.azureml.exceptions import UserErrorException
 
 
@@ -40,6 +43,12 @@ class DatastoreError(UserErrorException):
     """
 
     is_permanent = False
+
+    def with_message(self, message: str) -> Self:
+        """Return the same error with another message."""
+        changed = copy.copy(self)
+        changed.message, changed.args = message, (message,)
+        return changed
 
 
 class InvalidReference(DatastoreError, ValueError):

@@ -264,9 +264,9 @@ def _run(
     except DatastoreError as error:
         if len(items) == 1:
             raise
-        # The same class as the first failure, so that callers can still check for unreachable
-        # storage.
-        raise type(error)(
+        # The same class and attributes as the first failure, so that callers can still check for
+        # unreachable storage.
+        raise error.with_message(
             f"{doing} stopped after {done} of {len(items)} files ({backend.where}): {error}"
         ) from error
 

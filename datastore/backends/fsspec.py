@@ -304,7 +304,8 @@ def _explained(where: str) -> Iterator[None]:
     except (DatastoreError, Stopped):
         raise
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise DataNotFound(f"{where}: {error} does not exist.") from error
+        what = error.filename or error.strerror or error
+        raise DataNotFound(f"{where} has no such file or folder: {what}.") from error
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
         words = f"{type(error).__name__} {error}".lower()

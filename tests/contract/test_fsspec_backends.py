@@ -10,9 +10,10 @@ import pandas
 import pytest
 
 from rayjobs.datastore import Dataset, Datastore, MemoryCatalogue
-from rayjobs.datastore.backends import Backend, open_backend
+from rayjobs.datastore.backends import Backend, StoredFile, open_backend
 from rayjobs.datastore.errors import (
     CredentialNotSet,
+    DataNotFound,
     DatastoreUnavailable,
     InvalidReference,
 )
@@ -38,6 +39,15 @@ class TestFile(BackendContract):
     def backend(self, tmp_path: Path) -> Backend:
         (tmp_path / "store").mkdir()
         return open_backend(fsspec_record("f", f"file://{tmp_path}/store", {}, {}))
+
+
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+def test_a_missing_file_is_named_once(tmp_path: Path, protocol: str) -> None:
+    root = tmp_path / uuid.uuid4().hex
+    backend = open_backend(fsspec_record("f", f"{protocol}://{root}", {}, {}))
+    with pytest.raises(DataNotFound) as raised:
+        backend.fetch(StoredFile("a", 1, "-"), tmp_path / "to")
+    assert str(raised.value) == f"{protocol}://{root} has no such file or folder: {root}/a."
 
 
 @pytest.mark.storage

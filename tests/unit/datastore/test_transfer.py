@@ -9,7 +9,7 @@ from rayjobs.datastore.backends import open_backend
 from rayjobs.datastore.backends.base import CountBytes, Stopped, StoredFile, ignore_bytes
 from rayjobs.datastore.backends.local import LocalBackend
 from rayjobs.datastore.digests import CHUNK_BYTES
-from rayjobs.datastore.errors import DatastoreUnavailable
+from rayjobs.datastore.errors import CredentialNotSet, DatastoreUnavailable
 from rayjobs.datastore.fsspec_records import fsspec_record
 from rayjobs.datastore.progress import Progress, ProgressLine
 from rayjobs.datastore.transfer import Download, download, files_below, for_each
@@ -59,6 +59,24 @@ def test_an_interrupted_upload_leaves_no_partial_file(tmp_path: Path, kind: str)
     with pytest.raises(Stopped):
         backend.put(source, "a/big", interrupted)
     assert [path for path in root.rglob("*") if path.is_file()] == []
+
+
+def test_the_error_of_a_transfer_keeps_the_attributes_of_the_first_failure(tmp_path: Path) -> None:
+    class Unset(LocalBackend):
+        def fetch(self, file: StoredFile, to: Path, count: CountBytes = ignore_bytes) -> str:
+            raise CredentialNotSet("export it", "PHOTOS_KEY")
+
+    store = tmp_path / "store"
+    store.mkdir()
+    for name in "ab":
+        (store / name).write_text(name)
+    backend = Unset(store)
+    wanted = [Download(file, tmp_path / "target" / file.path) for file in backend.walk("")]
+    with pytest.raises(CredentialNotSet, match="0 of 2 files") as raised:
+        download(backend, wanted, overwrite=False, progress=None)
+    assert str(raised.value).endswith(": export it")
+    assert raised.value.variable == "PHOTOS_KEY"
+    assert raised.value.message == str(raised.value)
 
 
 def test_no_transfer_starts_after_a_failure() -> None:
