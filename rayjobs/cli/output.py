@@ -172,12 +172,15 @@ def table(
     cells[-1] = [cut(cell, max(8, room)) for cell in cells[-1]]
     shown = []
     for at, (column, wide) in enumerate(zip(cells, widths, strict=True)):
-        padded = [cell.rjust(wide) if at in right else cell.ljust(wide) for cell in column]
+        padding = [" " * (wide - len(cell)) for cell in column]  # colours take no columns
         if colours:
-            for number, (cell, row) in enumerate(zip(column[1:], colours, strict=True), start=1):
-                if row[at]:
-                    padded[number] = padded[number].replace(cell, click.style(cell, fg=row[at]), 1)
-        shown.append(padded)
+            filled = zip(column[1:], colours, strict=True)
+            column[1:] = [
+                click.style(cell, fg=row[at]) if cell and row[at] else cell for cell, row in filled
+            ]
+        if at in right:
+            padding, column = column, padding
+        shown.append([first + then for first, then in zip(column, padding, strict=True)])
     return "\n".join("  ".join(line).rstrip() for line in zip(*shown, strict=True))
 
 

@@ -33,6 +33,17 @@ def test_a_table_aligns_and_cuts_its_last_column() -> None:
     assert text.splitlines() == ["ID   N  WHY", "a    1  short", "bb  22  a very lon…"]
 
 
+def test_a_colour_fills_the_text_of_a_cell_and_not_its_padding() -> None:
+    rows = [("a", "7", "ok"), ("bb", "", "")]
+    colours = [("red", "red", "red")] * 2
+    text = table(rows, ("ID", "NUM", "END"), right=(1,), colours=colours, columns=80)
+    assert text.splitlines() == [
+        "ID  NUM  END",
+        "\x1b[31ma\x1b[0m     \x1b[31m7\x1b[0m  \x1b[31mok\x1b[0m",
+        "\x1b[31mbb\x1b[0m",
+    ]
+
+
 def test_cut_keeps_what_fits() -> None:
     assert (cut("abc", 3), cut("abcd", 3)) == ("abc", "ab…")
 
