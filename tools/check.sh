@@ -20,8 +20,8 @@ step() {
 
 step types "$BIN/mypy"
 step docs "$BIN/python" tools/check_docs.py
-step layers "$BIN/lint-imports" --no-logo --no-cache
-step floors "$BIN/python" tools/check_layers.py
+step imports "$BIN/lint-imports" --no-logo --no-cache
+step layers "$BIN/python" tools/check_layers.py
 step format "$BIN/ruff" format --check --quiet .
 step lint "$BIN/ruff" check --quiet .
 step injob "$BIN/python" tools/check_injob.py

@@ -623,8 +623,7 @@ def children_tags(
     values = builtins.list(range(count) if count is not None else tag_values or ())
     if len(values) > MOST_CHILDREN:
         raise UsageError(
-            f"create_children was asked for {len(values)} runs; at most {MOST_CHILDREN} are "
-            f"allowed per call"
+            f"a call of create_children can create at most {MOST_CHILDREN} runs, not {len(values)}"
         )
     key = "azureml.batch_child_number" if tag_key is None else str(tag_key)
     return ((key, str(value)) for value in values)

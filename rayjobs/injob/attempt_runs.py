@@ -550,8 +550,8 @@ def children_tags(
     values: List[Any] = list(range(count) if count is not None else tag_values or ())
     if len(values) > MOST_CHILDREN:
         raise WrongValueError(
-            "create_children was asked for %d runs; a call can create at most %d"
-            % (len(values), MOST_CHILDREN)
+            "a call of create_children can create at most %d runs, not %d"
+            % (MOST_CHILDREN, len(values))
         )
     key = "azureml.batch_child_number" if tag_key is None else str(tag_key)
     return [(key, str(value)) for value in values]

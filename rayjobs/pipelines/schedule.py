@@ -101,7 +101,7 @@ def check(workspace: OpenWorkspace, record: ScheduleRecord) -> None:
         raise UsageError("a schedule runs a published pipeline or an endpoint: give one of them")
     if (record.recurrence is None) == (record.watched is None):
         raise UsageError(
-            "a schedule runs at times or when files change: give a recurrence, or a datastore"
+            "a schedule runs at set times or when files change: give a recurrence, or a datastore"
         )
     given = dict(record.parameters)
     if record.recurrence is not None:

@@ -270,8 +270,8 @@ pipeline_endpoints = sa.Table(
     sa.Column("created_at", sa.Text, nullable=False),
 )
 
-# Published pipelines that are run at times, or when stored files change. `recurrence` or `watched`
-# is set, never both.
+# Published pipelines that are run at set times, or when stored files change. `recurrence` or
+# `watched` is set, never both.
 pipeline_schedules = sa.Table(
     "pipeline_schedules",
     metadata,

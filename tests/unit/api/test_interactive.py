@@ -17,6 +17,7 @@ from rayjobs import Experiment, Run, ScriptRunConfig, Workspace
 from rayjobs.api.interactive import InteractiveRun
 from rayjobs.api.kinds import RunDto, _factories
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.injob import attempt_runs
 from rayjobs.jobs.states import JobState
 from rayjobs.store.requests import JobFilter
 
@@ -251,9 +252,19 @@ def test_children_are_filtered_by_their_properties(run: InteractiveRun) -> None:
     assert run.get_metrics(recursive=True, run_type="hyperdrive") == {}
     numbered = run.create_children(count=2)
     assert [one.tags["azureml.batch_child_number"] for one in numbered] == ["0", "1"]
-    for wrong in ({}, {"count": 1, "tag_key": "a"}, {"tag_key": "a"}, {"count": 101}):
-        with pytest.raises(UsageError, match="create_children"):
+    wrong_calls: tuple[dict[str, Any], ...] = (
+        {},
+        {"count": 1, "tag_key": "a"},
+        {"tag_key": "a"},
+        {"count": 101},
+    )
+    for wrong in wrong_calls:
+        with pytest.raises(UsageError, match="create_children") as here:
             run.create_children(**wrong)
+        given = (wrong.get("count"), wrong.get("tag_key"), None)
+        with pytest.raises(ValueError, match="create_children") as in_job:
+            attempt_runs.children_tags(*given)
+        assert str(here.value) == str(in_job.value)
 
 
 def test_a_job_is_submitted_below_a_run(

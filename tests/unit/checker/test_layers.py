@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 CONTRACT = """
 [[tool.importlinter.contracts]]
-name = "floors"
+name = "layers"
 type = "layers"
 containers = ["rayjobs"]
 layers = ["cli", "left | right", "core"]

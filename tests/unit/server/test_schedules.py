@@ -143,7 +143,7 @@ def test_client_input_is_checked(
         ({"name": " "}, "name of a schedule"),
         ({"pipeline": "nothing"}, "nothing"),
         ({"endpoint": "e"}, "one of them"),
-        ({"recurrence": None}, "at times or when files change"),
+        ({"recurrence": None}, "at set times or when files change"),
         ({"recurrence": {"frequency": "Never"}}, "frequency"),
         ({"recurrence": None, "watched": {**watched, "polling_interval": 1e-9}}, "minutes"),
         ({"recurrence": None, "watched": {**watched, "polling_interval": "5"}}, "minutes"),
