@@ -18,6 +18,7 @@ from files import ROOT
 from reference import first_sentence, meanings
 
 from rayjobs import injob, jobs, protocol, target
+from rayjobs.injob import runcalls
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.jobs.outcomes import ENDS, RULES
@@ -54,7 +55,8 @@ def classes() -> dict[str, type[Message]]:
 def _subclasses(cls: type[Message]) -> Iterator[type[Message]]:
     for one in cls.__subclasses__():
         # A dataclass with slots is created twice: skip the class that is not the one in its module.
-        if getattr(inspect.getmodule(one), one.__name__, None) is one:
+        is_own = getattr(inspect.getmodule(one), one.__name__, None) is one
+        if is_own and dataclasses.is_dataclass(one):
             yield one
         yield from _subclasses(one)
 
@@ -121,6 +123,11 @@ def text() -> str:
     of_target = [
         f"| `{op}` | {link(kind.__name__, kind.__name__.lower())} |" for op, kind in ANSWERS.items()
     ]
+    of_requests = [
+        f"| `{one.NAME}` | {link(one.__name__, one.__name__.lower())} "
+        f"| {form_of(runcalls.value_of(one))} |"
+        for one in runcalls.Request.__subclasses__()
+    ]
     of_outcomes = [
         f"| `{one}` | {RULES[one].final_state or 'tried again'} "
         f"| {RULES[one].failure_class or ''} | {'yes' if RULES[one].spends_budget else 'no'} "
@@ -139,6 +146,9 @@ def text() -> str:
         "## Operations of a target's wake socket\n\nEach request is a "
         "[TargetRequest](#targetrequest); `rayjobs/target/answers.py`.\n\n"
         "| operation | answer |\n|---|---|\n" + "\n".join(of_target),
+        "## Calls of a job's script\n\nThe script makes them to its node's agent; "
+        "`rayjobs/injob/runcalls.py`.\n\n"
+        "| call | request | value of the answer |\n|---|---|---|\n" + "\n".join(of_requests),
         "## Outcomes of an attempt\n\n"
         "| outcome | the job is then | failure class | counts against its budget | host or node "
         "lost |\n|---|---|---|---|---|\n" + "\n".join(of_outcomes),

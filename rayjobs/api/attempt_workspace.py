@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 # Imported here so that a missing package fails now; the caller then falls back to a smaller class.
 from rayjobs.api.experiment import Experiment as Experiment
@@ -24,6 +24,7 @@ from rayjobs.datastore import errors as data_errors
 from rayjobs.datastore.catalogue import Catalogue
 from rayjobs.injob import runcalls
 from rayjobs.injob.channel import Channel, ChannelError
+from rayjobs.injob.runcalls import Request, Value
 from rayjobs.jobs.records import Job
 from rayjobs.protocol import values
 from rayjobs.store.base import Store
@@ -54,14 +55,19 @@ def workspace_of(channel: Channel) -> Workspace:
     return made
 
 
-Ask = Callable[..., Any]
+class Ask(Protocol):
+    """Sends a request to the agent and returns the value of its answer."""
+
+    def __call__(self, request: Request[Value], *, once: bool = False) -> Value:
+        """See `Channel.call`; raises the error that the agent raised."""
+
 
 # Each of these calls makes a new version or record, so a repeated call would make two.
 ONCE = frozenset(("put_model", "put_environment", "add_dataset"))
 
 
 def _asking(channel: Channel) -> Ask:
-    def ask(request: Any, *, once: bool = False) -> Any:
+    def ask(request: Request[Value], *, once: bool = False) -> Value:
         try:
             return channel.call(request, once=once)
         except ChannelError as error:
@@ -209,7 +215,7 @@ class ChannelBlobs:
         size = self._ask(runcalls.HasBlob(key))
         if size is None:
             raise errors.NotFoundError(f"the workspace has no blob {key!r}")
-        return int(size)
+        return size
 
     def delete(self, key: str) -> bool:
         """Refuse: a script may not remove anything from its workspace. Raises UsageError."""

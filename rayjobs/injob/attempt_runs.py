@@ -17,6 +17,7 @@ from rayjobs.injob.azureml.exceptions import WrongValueError
 from rayjobs.injob.channel import Channel
 from rayjobs.injob.loggingrun import LoggingRun, RunNotSupportedError
 from rayjobs.injob.metricsfile import METRIC_KINDS, combine
+from rayjobs.injob.runcalls import Request, RunDetails, RunRecord, Value
 from rayjobs.injob.secrets import secret_of
 from rayjobs.injob.uploads import UploadArea, clean_name
 
@@ -30,26 +31,25 @@ class AttemptRun(LoggingRun):
 
     experiment: Any
 
-    def _ask(self, call: Any) -> Any:
-        return self._channel().call(call)
+    def _ask(self, request: Request[Value]) -> Value:
+        return self._channel().call(request)
 
     def _channel(self) -> Channel:
         raise NotImplementedError
 
     # -- identity ----------------------------------------------------------------------------
-    def _facts(self) -> Dict[str, Any]:
-        found: Dict[str, Any] = self._ask(runcalls.Details(self.id))
-        return found
+    def _facts(self) -> RunDetails:
+        return self._ask(runcalls.Details(self.id))
 
     @property
     def name(self) -> str:
         """The run's name."""
-        return str(self._facts()["name"])
+        return self._facts().name
 
     @property
     def number(self) -> int:
         """The run's number in the order of submission."""
-        return int(self._facts()["number"])
+        return self._facts().number
 
     @property
     def display_name(self) -> str:
@@ -63,7 +63,7 @@ class AttemptRun(LoggingRun):
     @property
     def description(self) -> str:
         """The run's description."""
-        return str(self._facts()["description"])
+        return self._facts().description
 
     @description.setter
     def description(self, text: str) -> None:
@@ -72,16 +72,15 @@ class AttemptRun(LoggingRun):
     @property
     def parent(self) -> "Optional[AttemptRun]":
         """The run that this one belongs to; None if it belongs to none."""
-        parent = self._facts()["parent"]
+        parent = self._facts().parent
         return None if parent is None else self._run_of(self._ask(runcalls.Details(parent)))
 
-    def _run_of(self, facts: Mapping[str, Any]) -> "AttemptRun":
-        return ChildRun(self._channel(), facts["id"], self.experiment, facts["type"])
+    def _run_of(self, facts: RunRecord) -> "AttemptRun":
+        return ChildRun(self._channel(), facts.id, self.experiment, facts.type)
 
     def get_details(self) -> Dict[str, Any]:
         """Return all details of the run, under Azure ML's keys."""
-        found: Dict[str, Any] = self._facts()["details"]
-        return found
+        return dict(self._facts().details)
 
     def get_details_with_logs(self) -> Dict[str, Any]:
         """Return `get_details` with the logs' text in place of their addresses."""
@@ -92,7 +91,7 @@ class AttemptRun(LoggingRun):
     def get_detailed_status(self) -> Dict[str, Any]:
         """Return the state with its reason."""
         facts = self._facts()
-        return {"status": facts["status"], "details": facts["reason"]}
+        return {"status": facts.status, "details": facts.reason}
 
     def get_portal_url(self) -> str:
         """Return the run's address: ``rayjobs://WORKSPACE/RUN``."""
@@ -100,8 +99,7 @@ class AttemptRun(LoggingRun):
 
     def get_snapshot_id(self) -> Optional[str]:
         """Return the id (the digest) of the run's snapshot; None if it has none."""
-        found: Optional[str] = self._facts()["snapshot"]
-        return found
+        return self._facts().snapshot
 
     def get_secret(self, name: str) -> str:
         """Return a secret that the job was given; see `secret_of`. Raises KeyError."""
@@ -139,11 +137,11 @@ class AttemptRun(LoggingRun):
         """
         if self.id == self._channel().run:
             raise RunNotSupportedError("a script cannot wait for its own end; let it exit")
-        while self._facts()["status"] not in FINAL:
+        while self._facts().status not in FINAL:
             time.sleep(0.5)
         found = self.get_details()
         if raise_on_error and found["status"] == "Failed":
-            raise RuntimeError("run %s failed: %s" % (self.id, self._facts()["reason"]))
+            raise RuntimeError("run %s failed: %s" % (self.id, self._facts().reason))
         return found
 
     # -- children ----------------------------------------------------------------------------
@@ -203,7 +201,7 @@ class AttemptRun(LoggingRun):
             str(run_id or made), self.id, "" if name is None else str(name), dict(tags or {})
         )
         facts = self._ask(call)
-        return ChildRun(self._channel(), facts["id"], self.experiment, facts["type"])
+        return ChildRun(self._channel(), facts.id, self.experiment, facts.type)
 
     def submit_child(self, config: Any, tags: Any = None, **kwargs: Any) -> Any:
         """Submit a child job; needs rayjobs in the job's Python.
@@ -247,7 +245,7 @@ class AttemptRun(LoggingRun):
 
     def _own_metrics(self, name: Optional[str]) -> Dict[str, Any]:
         pairs = self._ask(runcalls.Metrics(self.id, name))
-        return combine((pair[0], pair[1]) for pair in pairs)
+        return combine(pairs)
 
     # -- files -------------------------------------------------------------------------------
     def download_file(self, name: str, output_file_path: Any = None) -> None:
@@ -302,14 +300,14 @@ class AttemptRun(LoggingRun):
 
     def get_file_names(self) -> List[str]:
         """Return the names of the run's files, including logs."""
-        found: List[str] = self._ask(runcalls.Files(self.id))
-        return found
+        names = self._ask(runcalls.Files(self.id))
+        return list(names)
 
     def get_all_logs(self, destination: Optional[str] = None) -> List[str]:
         """Write all logs below a folder; return their paths."""
         folder = destination or self.id
         written = []
-        for name in self._facts()["details"]["logFiles"]:
+        for name in self.get_details()["logFiles"]:
             path = os.path.join(folder, *clean_name(name).split("/"))
             self.download_file(name, path)
             written.append(path)
@@ -372,7 +370,7 @@ class ChildRun(AttemptRun):
     @property
     def status(self) -> str:
         """The state's name, e.g. ``Running``."""
-        return str(self._facts()["status"])
+        return self._facts().status
 
     def get_status(self) -> str:
         """Return the state's name."""
@@ -389,11 +387,11 @@ class ChildRun(AttemptRun):
 
     def get_tags(self) -> Dict[str, Optional[str]]:
         """Return the run's tags; one without a value is None."""
-        return {key: value or None for key, value in self._facts()["tags"].items()}
+        return {key: value or None for key, value in self._facts().tags.items()}
 
     def get_properties(self) -> Dict[str, str]:
         """Return the run's properties."""
-        return dict(self._facts()["properties"])
+        return dict(self._facts().properties)
 
     def tag(self, key: str, value: Any = None) -> None:
         """Set one tag; a tag without a value is only a label."""
@@ -475,7 +473,8 @@ class ChildRun(AttemptRun):
             shutil.rmtree(made)
 
     def _logged(self) -> List[Tuple[str, Any]]:
-        return [(pair[0], pair[1]) for pair in self._ask(runcalls.Metrics(self.id, None))]
+        pairs = self._ask(runcalls.Metrics(self.id, None))
+        return list(pairs)
 
     def _model_path(self, path: Any) -> str:
         raise RunNotSupportedError(
@@ -516,7 +515,7 @@ class ChildRun(AttemptRun):
 
     def _end(self, outcome: str, message: str = "", lines: Tuple[str, ...] = ()) -> None:
         state = self._ask(runcalls.End(self.id, outcome, message, lines))
-        if str(state).lower() != outcome:
+        if state.lower() != outcome:
             warnings.warn(
                 "run %s has already ended as %s; its state does not change" % (self.id, state),
                 stacklevel=3,
@@ -566,7 +565,7 @@ def refuse_datastore(name: Any) -> None:
         )
 
 
-def _wanted(given: Any) -> Dict[str, Any]:
+def _wanted(given: Any) -> Dict[str, Optional[str]]:
     if not given:
         return {}
     if isinstance(given, str):

@@ -8,6 +8,7 @@ from typing import Any, Dict, Optional
 from rayjobs.injob import runcalls
 from rayjobs.injob.channel import Channel
 from rayjobs.injob.loggingrun import RunNotSupportedError
+from rayjobs.injob.runcalls import Request, Value
 
 
 class RunExperiment:
@@ -45,16 +46,16 @@ class RunWorkspace:
         self.name = name
         self._channel = channel
 
-    def _call(self, call: Any) -> Any:
+    def _call(self, request: Request[Value]) -> Value:
         if self._channel is None:
             raise RunNotSupportedError(
                 "this process has no token of a job's attempt, so it cannot reach a workspace; "
                 "outside a job, open one with Workspace.from_config()"
             )
-        return self._channel.call(call)
+        return self._channel.call(request)
 
     def _names(self, of: str) -> Dict[str, Dict[str, Any]]:
-        return {one["name"]: one for one in self._call(runcalls.Records(of))}
+        return {one.name: one.to_json() for one in self._call(runcalls.Records(of))}
 
     @property
     def datastores(self) -> Dict[str, Dict[str, Any]]:
@@ -84,7 +85,7 @@ class RunWorkspace:
         Raises:
             ChannelError: there is no such dataset, or it is a table.
         """
-        return self._taken(str(self._call(runcalls.FetchDataset(name, version, id))), target)
+        return self._taken(self._call(runcalls.FetchDataset(name, version, id)), target)
 
     def download_model(self, name: str, target: Any, version: Optional[int] = None) -> str:
         """Write the files of a model to the new folder `target`; return it.
@@ -92,7 +93,7 @@ class RunWorkspace:
         Raises:
             ChannelError: there is no such model.
         """
-        return self._taken(str(self._call(runcalls.FetchModel(name, version))), target)
+        return self._taken(self._call(runcalls.FetchModel(name, version)), target)
 
     def _taken(self, folder: str, target: Any) -> str:
         path: str = os.path.abspath(os.fspath(target))

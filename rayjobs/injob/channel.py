@@ -17,8 +17,8 @@ import uuid
 from typing import Any, Dict, Mapping, Optional
 
 from rayjobs.injob import runcalls
-from rayjobs.injob.messages import Message, MessageError
-from rayjobs.injob.runcalls import RunAnswer, RunCall
+from rayjobs.injob.messages import MessageError
+from rayjobs.injob.runcalls import Request, RunAnswer, RunCall, Value
 from rayjobs.injob.runtoken import TOKEN_VARIABLE
 
 PATIENCE_S = 60.0  # a dead agent is replaced within seconds
@@ -76,8 +76,8 @@ class Channel:
             )
         return cls(root, run, int(environment.get("RAYJOBS_ATTEMPT") or 1), token)
 
-    def call(self, message: Message, *, once: bool = False) -> Any:
-        """Send a message of `runcalls`, and return the agent's answer.
+    def call(self, request: Request[Value], *, once: bool = False) -> Value:
+        """Send a request, and return the value of the agent's answer.
 
         Args:
             once: Do not repeat the call after it was sent, even if its answer is lost.
@@ -86,7 +86,7 @@ class Channel:
             ChannelError: it was refused; the attempt has ended; no agent answers; or, with
                 `once`, the answer was lost.
         """
-        call = RunCall(self._token, message.NAME, message.to_json())  # type: ignore[attr-defined]
+        call = RunCall(self._token, request.NAME, request.to_json())
         line = json.dumps(call.to_json()).encode() + b"\n"
         if len(line) > runcalls.MAX_LINE_BYTES:
             raise ChannelError(
@@ -117,7 +117,10 @@ class Channel:
                     continue
                 if answer.error is not None:
                     raise ChannelError(answer.error, answer.kind)
-                return answer.value
+                try:
+                    return request.read_answer(answer.value)
+                except MessageError as error:
+                    raise ChannelError("the agent's answer cannot be read: %s" % error) from error
 
     def _ask(self, line: bytes) -> RunAnswer:
         self._was_sent = False

@@ -80,6 +80,15 @@ class Message:
         return cls(**given)
 
 
+def read_value(kind: Any, value: object) -> Any:
+    """Return a value from its JSON; `kind` is a type that a field of a message may have.
+
+    Raises:
+        MessageError: it is not such a value.
+    """
+    return _reader(kind)(value)
+
+
 def _title(cls: type) -> str:
     """Return a class's name in words: ``ExitRecord`` → ``an exit record``."""
     words = "".join(f" {one.lower()}" if one.isupper() else one for one in cls.__name__)[1:]

@@ -104,7 +104,7 @@ class SubmittedRun(AttemptRun):
 
         A process without the attempt's token knows only the tags that it has set itself.
         """
-        known = self._facts()["tags"] if has_token() else {}
+        known = self._facts().tags if has_token() else {}
         stored = {key: value or None for key, value in known.items()}
         left = {key: one for key, one in stored.items() if key not in self._removed}
         return {**left, **self._tags}
@@ -125,7 +125,7 @@ class SubmittedRun(AttemptRun):
 
         A process without the attempt's token knows only the properties that it has added itself.
         """
-        known = self._facts()["properties"] if has_token() else {}
+        known = self._facts().properties if has_token() else {}
         return {**known, **self._properties}
 
     def _logged(self) -> List[Tuple[str, Any]]:

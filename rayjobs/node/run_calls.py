@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from rayjobs import snapshots
 from rayjobs.core.clock import SystemClock
@@ -30,7 +29,15 @@ from rayjobs.injob.messages import MessageError
 from rayjobs.injob.metricsfile import METRIC_KINDS
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.recordfiles import parse_json
-from rayjobs.injob.runcalls import RunAnswer, RunCall
+from rayjobs.injob.runcalls import (
+    Request,
+    RunAnswer,
+    RunCall,
+    RunDetails,
+    RunRecord,
+    Value,
+    WorkspaceRecord,
+)
 from rayjobs.injob.uploads import clean_name
 from rayjobs.jobs.records import INTERACTIVE, Job, MetricPoint, StoredFile
 from rayjobs.jobs.run_filter import RunFilter, type_of
@@ -49,6 +56,8 @@ from rayjobs.workspace.blobs import Blob
 from rayjobs.workspace.folder import OpenWorkspace
 
 log = logging.getLogger(__name__)
+
+Record = TypeVar("Record", bound=RunRecord)
 
 READS: Mapping[str, frozenset[str]] = {
     "store": frozenset(
@@ -119,7 +128,9 @@ class RunCalls:
         )
 
     @staticmethod
-    def _answering(kind: Any, work: Callable[[Any], Any]) -> tuple[str, Callable[[object], Any]]:
+    def _answering(
+        kind: type[Request[Value]], work: Callable[[Any], Value]
+    ) -> tuple[str, Callable[[object], object]]:
         return kind.NAME, lambda request: work(kind.from_json(request))
 
     def answer(self, line: bytes) -> RunAnswer:
@@ -184,11 +195,12 @@ class RunCalls:
         return job.parent == pipeline
 
     # -- runs ----------------------------------------------------------------------------------
-    def _details(self, request: runcalls.Details) -> dict[str, Any]:
+    def _details(self, request: runcalls.Details) -> RunDetails:
         opened = self._open()
-        return _described(opened, opened.store.job(request.run))
+        job = opened.store.job(request.run)
+        return _record_of(RunDetails, job, details=details_of(opened, job))
 
-    def _children(self, request: runcalls.Children) -> list[dict[str, Any]]:
+    def _children(self, request: runcalls.Children) -> tuple[RunRecord, ...]:
         opened = self._open()
         wanted = RunFilter.of(
             request.kind, dict(request.tags), dict(request.properties), request.status
@@ -197,12 +209,12 @@ class RunCalls:
         while parents:
             for job in opened.store.jobs(JobFilter(parent=parents.pop(0))):
                 if wanted.accepts(job):
-                    found.append(_identity(job))
+                    found.append(_record_of(RunRecord, job))
                 if request.recursive:
                     parents.append(job.id)
-        return found
+        return tuple(found)
 
-    def _start(self, request: runcalls.Start) -> dict[str, Any]:
+    def _start(self, request: runcalls.Start) -> RunRecord:
         parent = self._own(request.parent)
         new = NewRun(
             experiment=parent.experiment,
@@ -214,7 +226,7 @@ class RunCalls:
             snapshot=parent.snapshot,
             tags=dict(request.tags),
         )
-        return _identity(self._open().store.start_run(new)[0])
+        return _record_of(RunRecord, self._open().store.start_run(new)[0])
 
     def _writer(self) -> Mapping[str, Any]:
         return AttemptWriter(job=self._on.job, attempt=self._on.attempt).to_json()
@@ -251,19 +263,19 @@ class RunCalls:
         ]
         return self._open().store.add_metrics(job.id, points)
 
-    def _change(self, request: runcalls.Change) -> dict[str, Any]:
+    def _change(self, request: runcalls.Change) -> RunRecord:
         job = self._own(request.run)
         changes = JobChanges(
-            tags={key: None if one is None else str(one) for key, one in request.tags.items()},
+            tags=dict(request.tags),
             properties=dict(request.properties),
             display_name=request.display_name,
             description=request.description,
         )
-        return _identity(self._open().store.update(job.id, changes))
+        return _record_of(RunRecord, self._open().store.update(job.id, changes))
 
-    def _metrics(self, request: runcalls.Metrics) -> list[Any]:
+    def _metrics(self, request: runcalls.Metrics) -> tuple[tuple[str, object], ...]:
         points = lowest_rank(self._open().store.metrics(request.run, name=request.name))
-        return [[point.name, point.value] for point in points]
+        return tuple((point.name, point.value) for point in points)
 
     # -- files ---------------------------------------------------------------------------------
     def _new(self) -> Path:
@@ -276,10 +288,10 @@ class RunCalls:
             raise UsageError(f"the exchange folder has no file {name!r}")
         return path
 
-    def _files(self, request: runcalls.Files) -> list[str]:
+    def _files(self, request: runcalls.Files) -> tuple[str, ...]:
         opened = self._open()
         names = {one.name for one in opened.store.files(request.run)}
-        return sorted(names | set(Logs(opened, request.run).names()))
+        return tuple(sorted(names | set(Logs(opened, request.run).names())))
 
     def _fetch(self, request: runcalls.Fetch) -> str:
         opened = self._open()
@@ -297,7 +309,7 @@ class RunCalls:
             raise NotFoundError(f"run {request.run} has no file {request.name!r}; it has: {known}")
         return target.name
 
-    def _keep(self, request: runcalls.Keep) -> list[str]:
+    def _keep(self, request: runcalls.Keep) -> tuple[str, ...]:
         job = self._own(request.run, child=True)
         opened = self._open()
         names = [clean_name(name) for name in request.names]
@@ -325,7 +337,7 @@ class RunCalls:
             raise UsageError(f"run {job.id} has ended, so it accepts no more files")
         for given in request.files:
             self._given(given).unlink()
-        return names
+        return tuple(names)
 
     def _snapshot(self, request: runcalls.Snapshot) -> str:
         opened = self._open()
@@ -343,23 +355,25 @@ class RunCalls:
         return target.name
 
     # -- the workspace -------------------------------------------------------------------------
-    def _records(self, request: runcalls.Records) -> list[dict[str, Any]]:
+    def _records(self, request: runcalls.Records) -> tuple[WorkspaceRecord, ...]:
         opened = self._open()
         if request.of == "datastores":
-            return [{"name": one.name, "kind": one.kind} for one in opened.catalogue.datastores()]
+            return tuple(
+                WorkspaceRecord(one.name, kind=one.kind) for one in opened.catalogue.datastores()
+            )
         if request.of == "datasets":
-            return [
-                {"name": one.name, "version": one.version, "id": one.id, "kind": one.kind}
+            return tuple(
+                WorkspaceRecord(one.name, kind=one.kind, version=one.version, id=one.id)
                 for one in opened.catalogue.datasets()
-            ]
+            )
         if request.of == "models":
-            return [
-                {"name": one.name, "version": one.version, "run": one.run, "tags": dict(one.tags)}
+            return tuple(
+                WorkspaceRecord(one.name, version=one.version, run=one.run, tags=one.tags)
                 for one in opened.store.models(latest=True)
-            ]
+            )
         if request.of == "experiments":
             found = {job.experiment for job in opened.store.job_lines()}
-            return [{"name": name} for name in sorted(found)]
+            return tuple(WorkspaceRecord(name) for name in sorted(found))
         raise UsageError(f"a workspace has no {request.of!r}")
 
     def _fetch_model(self, request: runcalls.FetchModel) -> str:
@@ -391,7 +405,7 @@ class RunCalls:
         dataset.download(str(folder))
         return folder.name
 
-    def _method(self, request: runcalls.Method) -> Any:
+    def _method(self, request: runcalls.Method) -> object:
         args = cast(Sequence[Any], values.decode(request.args))
         kwargs = cast(Mapping[str, Any], values.decode(request.kwargs))
         opened = self._open()
@@ -432,7 +446,7 @@ class RunCalls:
             return [replace(new, claim=None, kind="job")]
         return args
 
-    def _keep_blob(self, request: runcalls.KeepBlob) -> Any:
+    def _keep_blob(self, request: runcalls.KeepBlob) -> object:
         blobs = self._open().blobs
         path = self._given(request.file)
         if request.key is None:
@@ -462,33 +476,30 @@ class RunCalls:
                 found.update(data)
         return Blob(key, blobs.size(key), f"sha256:{found.hexdigest()}")
 
-    def _fetch_blob(self, request: runcalls.FetchBlob) -> Any:
+    def _fetch_blob(self, request: runcalls.FetchBlob) -> tuple[str, object]:
         target = self._new()
         blob = self._open().blobs.get_to(request.key, target, digest=request.digest)
-        return [target.name, values.encode(blob)]
+        return target.name, values.encode(blob)
 
     def _has_blob(self, request: runcalls.HasBlob) -> int | None:
         blobs = self._open().blobs
         return blobs.size(request.key) if blobs.exists(request.key) else None
 
 
-def _identity(job: Job) -> dict[str, Any]:
-    return {
-        "id": job.id,
-        "name": job.display_name or job.name,
-        "number": job.serial,
-        "type": type_of(job.kind),
-        "kind": job.kind,
-        "experiment": job.experiment,
-        "parent": job.parent,
-        "status": str(job.state),
-        "reason": job.reason,
-        "description": job.description,
-        "tags": dict(job.tags),
-        "properties": dict(job.properties),
-        "snapshot": job.snapshot,
-    }
-
-
-def _described(opened: OpenWorkspace, job: Job) -> dict[str, Any]:
-    return {**_identity(job), "details": json.loads(json.dumps(details_of(opened, job)))}
+def _record_of(kind: type[Record], job: Job, **more: Any) -> Record:
+    return kind(
+        id=job.id,
+        name=job.display_name or job.name,
+        number=job.serial,
+        type=type_of(job.kind),
+        kind=job.kind,
+        experiment=job.experiment,
+        parent=job.parent,
+        status=str(job.state),
+        reason=job.reason,
+        description=job.description,
+        tags=dict(job.tags),
+        properties=dict(job.properties),
+        snapshot=job.snapshot,
+        **more,
+    )

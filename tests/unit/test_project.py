@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import importlib
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import tomllib
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rayjobs
+from rayjobs.injob import runcalls
+from rayjobs.injob.messages import Message
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("ray", "torch", "torchvision", "pandas", "pyarrow", "numpy")
@@ -117,6 +124,54 @@ def test_license_matches_its_declaration(pyproject: dict[str, Any]) -> None:
     assert pyproject["project"]["license"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert importlib.metadata.metadata("rayjobs")["License-Expression"] == "Apache-2.0"
+
+
+# The only values of messages that take any JSON, and the reasons.
+UNTYPED = {
+    "rayjobs.containers.asking.Answer.facts": "a probe's output, which rayjobs.environments reads",
+    "rayjobs.injob.runcalls.RunCall.asked": "a request, read by the class that `name` chooses",
+    "rayjobs.injob.runcalls.RunAnswer.value": "a value, read by the class of the request",
+    "rayjobs.injob.runcalls.RunDetails.details": "Azure ML's details of a run, for users",
+    "rayjobs.injob.runcalls.Point.value": "a logged value: a number, a text, a row or a table",
+    "rayjobs.injob.runcalls.Metrics answer": "logged values",
+    "rayjobs.injob.runcalls.Method.args": "arguments of `Store`, read by rayjobs.protocol.values",
+    "rayjobs.injob.runcalls.Method.kwargs": "arguments of `Store`",
+    "rayjobs.injob.runcalls.Method answer": "a result of `Store`, read by rayjobs.protocol.values",
+    "rayjobs.injob.runcalls.KeepBlob answer": "a `Blob`, read by rayjobs.protocol.values",
+    "rayjobs.injob.runcalls.FetchBlob answer": "a `Blob`, read by rayjobs.protocol.values",
+}
+
+
+def _is_untyped(kind: Any) -> bool:
+    return kind in (object, Any) or any(_is_untyped(one) for one in typing.get_args(kind))
+
+
+def _subclasses(cls: type[Message]) -> Iterator[type[Message]]:
+    for one in cls.__subclasses__():
+        yield one
+        yield from _subclasses(one)
+
+
+def test_messages_have_no_untyped_value_except_those_listed() -> None:
+    for file in sorted((ROOT / "rayjobs").rglob("*.py")):
+        source = file.read_text(encoding="utf-8")
+        if re.search(r"^class \w+\(.*(Message|Request|Answer)\b", source, re.MULTILINE):
+            importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+    found = [one for one in _subclasses(Message) if one.__module__.startswith("rayjobs.")]
+    assert len(found) > 100
+    untyped = {
+        f"{cls.__module__}.{cls.__name__}.{one.name}"
+        for cls in found
+        if dataclasses.is_dataclass(cls)
+        for one in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if _is_untyped(typing.get_type_hints(cls)[one.name])
+    }
+    untyped |= {
+        f"{cls.__module__}.{cls.__name__} answer"
+        for cls in runcalls.Request.__subclasses__()
+        if _is_untyped(runcalls.value_of(cls))
+    }
+    assert sorted(untyped) == sorted(UNTYPED)
 
 
 def test_protocol_has_no_untyped_value() -> None:

@@ -356,6 +356,70 @@ def test_a_script_whose_python_has_rayjobs_gets_the_full_workspace(
     assert (child.kind, child.state, child.spec.script) == ("job", S.QUEUED, "train2.py")
 
 
+def test_values_of_answers_keep_their_json(scene: Scene, agent: Agent) -> None:
+    """Scripts of other versions read them, too."""
+    calls = RunCalls(scene.on, lambda: scene.opened)
+
+    def value(request: runcalls.Request[Any]) -> Any:
+        call = runcalls.RunCall(token_of(scene.root), request.NAME, request.to_json())
+        answer = calls.answer(json.dumps(call.to_json()).encode())
+        assert answer.error is None
+        return json.loads(json.dumps(answer.to_json()))["value"]
+
+    job = scene.opened.store.job(scene.job)
+    identity = {
+        "id": job.id,
+        "name": "train",
+        "number": 1,
+        "type": "azureml.scriptrun",
+        "kind": "job",
+        "experiment": "mnist",
+        "parent": None,
+        "status": "Running",
+        "reason": job.reason,
+        "description": "",
+        "tags": {"team": "blue"},
+        "properties": {},
+        "snapshot": job.snapshot,
+    }
+    found = value(runcalls.Details(job.id))
+    assert found.pop("details")["runId"] == job.id
+    assert found == identity
+    changed = value(runcalls.Change(job.id, tags={"team": None, "k": "v"}))
+    assert changed == {**identity, "tags": {"k": "v"}}
+    started = value(runcalls.Start("child_1_00000001", job.id))
+    assert set(started) == set(identity)
+    assert value(runcalls.Children(job.id)) == [started]
+    point = runcalls.Point("metric", "loss", 0.5, None, 1, 1.0)
+    row = runcalls.Point("row", "row", {"x": 1, "y": None}, None, 2, 2.0)
+    assert value(runcalls.Log("child_1_00000001", (point, row))) == 2
+    assert value(runcalls.Metrics("child_1_00000001")) == [
+        ["loss", 0.5],
+        ["row", {"kind": "row", "value": {"x": 1, "y": None}}],
+    ]
+    assert value(runcalls.End("child_1_00000001", "completed")) == "Completed"
+    assert value(runcalls.Files("child_1_00000001")) == []
+    assert value(runcalls.Records("datastores")) == [
+        {"name": "workspaceblobstore", "kind": "local"},
+        {"name": "workspacefilestore", "kind": "local"},
+    ]
+    assert value(runcalls.Records("experiments")) == [{"name": "mnist"}]
+    uploaded.put(scene.opened, name="m", path=scene.root / runcalls.TOKEN_FILE, user="ada")
+    assert value(runcalls.Records("models")) == [{"name": "m", "version": 1, "run": "", "tags": {}}]
+    assert value(runcalls.HasBlob("no")) is None
+
+
+def test_value_of_another_version_is_read_or_refused(
+    scene: Scene, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = scene.channel()
+    values: list[object] = [[{"id": "a", "later": 1}], ["a"]]
+    monkeypatch.setattr(RunCalls, "answer", lambda _self, _line: RunAnswer(values.pop(0)))
+    assert channel.call(runcalls.Children("r")) == (runcalls.RunRecord("a"),)
+    with pytest.raises(ChannelError, match="cannot be read: a run record is one JSON object"):
+        channel.call(runcalls.Children("r"))
+
+
 def call(channel: Channel, request: Any) -> Any:
     return channel.call(request)
 
@@ -544,7 +608,7 @@ def test_calls_that_hang_take_no_thread_from_the_node(
         return RunAnswer(1)
 
     monkeypatch.setattr(RunCalls, "answer", answer)
-    assert scene.channel().call(runcalls.Details(scene.job)) == 1
+    assert scene.channel().call(runcalls.HasBlob("key")) == 1
     assert not names[0].startswith("asyncio")  # the threads of the loop's own pool have such names
 
 
@@ -556,7 +620,7 @@ def test_the_end_of_an_older_server_leaves_the_socket_of_the_next(
     channel.call(runcalls.Details(scene.job))
     serve()
     agent.stop()  # closes the connection that is open
-    assert channel.call(runcalls.Details(scene.job))["status"] == "Running"
+    assert channel.call(runcalls.Details(scene.job)).status == "Running"
 
 
 def test_a_server_ends_when_its_workspace_was_moved() -> None:
