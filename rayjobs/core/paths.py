@@ -106,6 +106,16 @@ class TargetPaths:
         return self.root / "head.json"
 
     @property
+    def activity(self) -> Path:
+        """The target actor's last report of its work (JSON)."""
+        return self.root / "activity.json"
+
+    @property
+    def capacity(self) -> Path:
+        """The nodes that the target actor last saw (JSON)."""
+        return self.root / "capacity.json"
+
+    @property
     def local_settings(self) -> Path:
         """The ``RAYJOBS_LOCAL_*`` variables with which the local head runs, until it is stopped."""
         return self.root / "local-settings.json"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rayjobs.core import ids
 from rayjobs.core.clock import SystemClock
 from rayjobs.core.errors import RayjobsError, TargetError
-from rayjobs.core.files import write_atomic
 from rayjobs.core.logs import set_up_logging
 from rayjobs.core.paths import TargetPaths, short_socket
 from rayjobs.core.text import duration_text
@@ -29,6 +26,7 @@ from rayjobs.engine.dashboard_jobs import DashboardJobs
 from rayjobs.engine.engine import Engine, Observer, TargetMachines
 from rayjobs.engine.notifications import Notifications
 from rayjobs.engine.pending_nodes import PendingNodes
+from rayjobs.engine.reporting import Reporting
 from rayjobs.engine.sweep_drivers import Drivers
 from rayjobs.engine.wake_server import WakeServer
 from rayjobs.engine.workspace_server import WorkspaceServer
@@ -65,7 +63,6 @@ SECRET = "RAYJOBS_SECRET_"
 START_TIMEOUT_S = 180.0
 # Nodes that do not share the disk transfer files and records through these calls.
 CALLS_AT_ONCE = 32
-ACTIVITY_EVERY_S = 5.0
 STOPPED = "the target was stopped; the job continues when the target is started again"
 
 
@@ -87,7 +84,7 @@ class TargetActor:
         self._shares_machine = shares_machine
         self._ready = threading.Event()
         self._error: BaseException | None = None
-        self._written: dict[str, Any] = {}
+        self._reporting = Reporting(self.paths)
         self._serves_others = False
         self._server = WorkspaceServer()
         self._engine: Engine | None = None
@@ -280,20 +277,7 @@ class TargetActor:
         gauges.levels({"waiting": facts["waiting"], "live": facts["live"]})
         # Clients on other machines cannot start the target, so it keeps running for them.
         busy = bool(facts["waiting"] or facts["live"] or self._serves_others)
-        nodes = [vars(node) for node in facts["nodes"]]
-        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        shape = [(node["node_id"], node["cpus"], node["gpus"], node["memory"]) for node in nodes]
-        if nodes and self._written.get("shape") != shape:
-            self._written["shape"] = shape
-            write_json(self.paths.root / "capacity.json", {"nodes": nodes})
-        known = self._written.get("busy")
-        due = now_s - self._written.get("busy_at", 0.0) > ACTIVITY_EVERY_S
-        if known != busy or due:
-            self._written |= {"busy": busy, "busy_at": now_s}
-            write_json(
-                self.paths.root / "activity.json",
-                {"busy": busy, "at": now_s, "pid": os.getpid()},
-            )
+        self._reporting.report(is_busy=busy, nodes=facts["nodes"])
 
 
 async def _wake(engine: Engine, workspace: str | None) -> WakeAnswer:
@@ -389,14 +373,6 @@ async def _warm_up(engine: Engine) -> None:
             await engine.cluster.agent(node.node_id)
     except RayjobsError as error:
         log.info("the agent was not started in advance: %s", error)
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a small file atomically; log a full disk without failing."""
-    try:
-        write_atomic(path, json.dumps(data))
-    except OSError as error:
-        log.warning("%s was not written: %s", path, error)
 
 
 def start_target_actor(name: str, home: str) -> TargetAnswer:

@@ -21,6 +21,7 @@ from typing import Any
 
 from rayjobs.core import ids
 from rayjobs.core.errors import RayjobsError, TargetError
+from rayjobs.core.files import write_private
 from rayjobs.core.paths import TargetPaths, runtime_dir
 from rayjobs.core.text import counted, duration_text
 from rayjobs.core.version import __version__
@@ -263,7 +264,7 @@ def main(argv: list[str] | None = None) -> int:
                 raise TargetError(f"target {options.target!r} has no running Ray to connect to")
             _, dashboard = connect(address)
             if options.address and dashboard:
-                local_head.write_private(paths.root / "dashboard", f"http://{dashboard}")
+                write_private(paths.root / "dashboard", f"http://{dashboard}")
         if options.what in ("replace", "end"):
             end_actor(options.target)
         if options.what == "end":
@@ -326,8 +327,8 @@ def _reporting_failures(progress: Progress, *, is_head: bool) -> Iterator[list[i
         progress.failed(f"the target could not be started: {type(exc).__name__}: {exc}")
 
 
-def _identities(folder: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+def _identities(folder: Path) -> dict[str, Identity]:
+    found: dict[str, Identity] = {}
     for identity in local_head.processes_of(folder):
         stat = stat_of(identity.pid)
         if stat is None or identity_of(identity.pid) != identity:
@@ -335,7 +336,7 @@ def _identities(folder: Path) -> dict[str, dict[str, Any]]:
         name = stat.comm
         while name in found:
             name += "+"
-        found[name] = identity.to_json()
+        found[name] = identity
     return found
 
 

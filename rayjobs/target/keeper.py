@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -25,14 +24,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError
+from rayjobs.core.files import write_message
 from rayjobs.core.text import duration_text
 from rayjobs.injob import openfiles
 from rayjobs.injob.identity import own_identity
 from rayjobs.target import local_head, stop_record, stopping, timekeeper, wake_client
-from rayjobs.target.keeping import keeper_lock, leave_caller
+from rayjobs.target.keeping import Pause, keeper_lock, leave_caller
 from rayjobs.target.local_head import StartError
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.progress import Line, Progress, read
+from rayjobs.target.reports import Activity
+from rayjobs.target.stop_request import StopAnswer, StopRequest
 from rayjobs.target.stopping import TargetLocation
 
 START_LIMIT_S = 300.0  # per try; Ray alone took 31 s on a busy machine
@@ -123,12 +125,18 @@ class Keeper:
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10))
         self._paused_until_s = _now_s() + pause_s
         next_at = time.strftime("%H:%M:%S", time.localtime(time.time() + pause_s))
-        pause = {"failures": self._failures, "reason": reason, "next_at": next_at}
         self._say(f"trying again in {duration_text(pause_s)}")
         with contextlib.suppress(OSError):  # a full disk must not end the keeper
-            own = own_identity().to_json()
-            local_head.write_private(self.paths.keeper, json.dumps(own))
-            local_head.write_private(self.paths.pause, json.dumps({**pause, **own}))
+            own = own_identity()
+            write_message(self.paths.keeper, own)
+            Pause(
+                failures=self._failures,
+                reason=reason,
+                next_at=next_at,
+                pid=own.pid,
+                start_time=own.start_time,
+                boot_id=own.boot_id,
+            ).write(self.paths)
 
     def _end_pause(self) -> None:
         self._paused_until_s = None
@@ -293,15 +301,15 @@ class Keeper:
     # --- stopping ---------------------------------------------------------------------------------
 
     def _stop_if_asked(self) -> bool:
-        request = local_head.read_json(self.paths.stop_request)
+        request = StopRequest.read(self.paths)
         if request is None:
             return False
         self.paths.stop_request.unlink(missing_ok=True)
-        return self._stop(force=bool(request.get("force")), request=str(request.get("id", "")))
+        return self._stop(force=request.force, request=request.id)
 
     def _stop_if_idle(self) -> bool:
-        activity = local_head.read_json(self.location.activity)
-        if activity is not None and activity.get("busy"):
+        activity = Activity.read(self.paths)
+        if activity is not None and activity.busy:
             self._idle_since_s, self._is_wanted = None, True
             return False
         if activity is not None:
@@ -331,8 +339,7 @@ class Keeper:
 
     def _answer(self, request: str, *, error: str, is_refused: bool = False) -> None:
         if request != "idle":
-            reply = {"id": request, "error": error, "is_refused": is_refused}
-            local_head.write_private(self.paths.stop_answer, json.dumps(reply))
+            StopAnswer(request, error, is_refused).write(self.paths)
 
     def _say(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -389,7 +396,7 @@ def main(argv: list[str] | None = None) -> int:
         if not mine:
             return 0  # a keeper already runs
         leave_caller(_WAKING)
-        local_head.write_private(location.paths.keeper, json.dumps(own_identity().to_json()))
+        write_message(location.paths.keeper, own_identity())
         openfiles.raise_limit()  # the keeper's children inherit it
         keeper = Keeper(location, options.start, is_patient=options.patient)
         try:

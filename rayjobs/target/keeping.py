@@ -10,12 +10,13 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from typing import Self
 
-from rayjobs.core.files import is_locked, locked_if_free
+from rayjobs.core.files import is_locked, locked_if_free, read_message, write_message
 from rayjobs.core.paths import TargetPaths
 from rayjobs.injob.identity import Identity, is_alive, send_signal
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.target import local_head
+from rayjobs.injob.messages import Message
 
 
 def is_kept(paths: TargetPaths) -> bool:
@@ -61,28 +62,43 @@ def leave_caller(blocked: Iterable[signal.Signals]) -> None:
 
 def keeper_of(paths: TargetPaths) -> Identity | None:
     """Return the identity of the living keeper, or None."""
-    try:
-        identity = Identity.from_json(local_head.read_json(paths.keeper))
-    except ValueError:
-        return None
-    return identity if is_alive(identity) else None
+    identity = read_message(paths.keeper, Identity)
+    return identity if identity is not None and is_alive(identity) else None
 
 
-@dataclass(frozen=True)
-class Pause:
-    """What a keeper waits for before it tries again.
+@dataclass(frozen=True, kw_only=True)
+class Pause(Message):
+    """What a keeper waits for before it tries again (`pause.json`).
 
     Attributes:
-        keeper: The keeper's process.
         failures: How many tries in a row have failed.
         reason: Why the last one did.
         next_at: The time of the next one, as text.
+        pid: The keeper's process.
+        start_time: When that process started, in clock ticks since the boot.
+        boot_id: Of the machine.
     """
 
-    keeper: Identity
     failures: int
     reason: str
     next_at: str
+    pid: int
+    start_time: int
+    boot_id: str
+
+    @property
+    def keeper(self) -> Identity:
+        """The keeper's process."""
+        return Identity(self.pid, self.start_time, self.boot_id)
+
+    @classmethod
+    def read(cls, paths: TargetPaths) -> Self | None:
+        """Return the last pause, even of a dead keeper; None: none, or unreadable."""
+        return read_message(paths.pause, cls)
+
+    def write(self, paths: TargetPaths) -> None:
+        """Record the pause. Raises OSError."""
+        write_message(paths.pause, self)
 
     def sentence(self, name: str) -> str:
         """Return the message for users: the reason, the time of the next try, how to try now."""
@@ -94,17 +110,8 @@ class Pause:
 
 def pause_of(paths: TargetPaths) -> Pause | None:
     """Return what the living keeper waits for; None while it works."""
-    values = local_head.read_json(paths.pause) or {}
-    try:
-        pause = Pause(
-            keeper=Identity.from_json(values),
-            failures=int(values["failures"]),
-            reason=str(values["reason"]),
-            next_at=str(values["next_at"]),
-        )
-    except (KeyError, TypeError, ValueError):
-        return None
-    return pause if is_alive(pause.keeper) else None
+    pause = Pause.read(paths)
+    return pause if pause is not None and is_alive(pause.keeper) else None
 
 
 def give_up_pause(paths: TargetPaths) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import UsageError
+from rayjobs.core.files import write_private
 from rayjobs.core.numbers import is_number, is_whole
 from rayjobs.core.paths import TargetPaths
 from rayjobs.policy import Limits
-from rayjobs.target.local_head import write_private
 from rayjobs.target.record import load_target
 
 log = logging.getLogger(__name__)

@@ -9,15 +9,16 @@ import re
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import TargetError
-from rayjobs.core.files import write_atomic
+from rayjobs.core.files import read_json, read_message, write_private
 from rayjobs.core.paths import PACKAGE, TargetPaths, runtime_dir
 from rayjobs.injob.identity import Identity, identity_of, is_alive, stat_of
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.messages import Message
 from rayjobs.injob.processes import all_pids, descendants
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.standing import HEAD_ENVIRONMENT
@@ -62,7 +63,7 @@ _SECRET = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadRecord:
+class HeadRecord(Message):
     """A running head (`head.json`). It contains no secret, only the path of the token file.
 
     Attributes:
@@ -74,7 +75,7 @@ class HeadRecord:
         node_id: Ray's id of the head node.
         gpus: GPUs offered (whole devices).
         memory_bytes: Memory offered to reservations.
-        processes: The processes at the start of the head: name → identity.
+        processes: The processes at the start of the head, by name.
     """
 
     instance: str
@@ -89,37 +90,17 @@ class HeadRecord:
     memory_bytes: int
     ray_version: str
     rayjobs_version: str
-    processes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    processes: Mapping[str, Identity] = field(default_factory=dict)
 
     def identity(self, name: str) -> Identity | None:
         """Return the identity of the process `name` ("gcs_server", "raylet", …) of this head."""
-        values = self.processes.get(name)
-        return None if values is None else Identity.from_json(values)
+        return self.processes.get(name)
 
     @property
     def is_running(self) -> bool:
         """Whether both essential processes are alive."""
         owners = (self.identity("gcs_server"), self.identity("raylet"))
         return all(owner is not None and is_alive(owner) for owner in owners)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a small file, or None if it is missing or incomplete."""
-    try:
-        decoded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return decoded if isinstance(decoded, dict) else None
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a small file atomically, readable only by its owner (0600); makes its folder.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomic(path, text, mode=0o600)
 
 
 def remember_settings(paths: TargetPaths, environment: Mapping[str, str]) -> None:
@@ -141,20 +122,16 @@ def with_settings(paths: TargetPaths, environment: Mapping[str, str]) -> dict[st
 
 
 def load_record(paths: TargetPaths) -> HeadRecord | None:
-    """Return the record of the head that runs or ran last, or None."""
-    values = read_json(paths.head)
-    if values is None:
-        return None
-    known = HeadRecord.__dataclass_fields__
-    try:
-        return HeadRecord(**{name: value for name, value in values.items() if name in known})
-    except TypeError:
-        return None  # written by another version: its processes are found by folder
+    """Return the record of the head that runs or ran last, or None.
+
+    If another version wrote it, and it cannot be read, its processes are found by folder.
+    """
+    return read_message(paths.head, HeadRecord)
 
 
 def save_record(paths: TargetPaths, record: HeadRecord) -> None:
     """Write `head.json`."""
-    write_private(paths.head, json.dumps(asdict(record), indent=1) + "\n")
+    write_private(paths.head, json.dumps(record.to_json(), indent=1) + "\n")
 
 
 def ray_folder(home: Path) -> Path:

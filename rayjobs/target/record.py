@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.files import read_json, write_private
 from rayjobs.core.paths import TargetPaths
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.policy.node_types import NodeTypes
-from rayjobs.target.local_head import LOCAL, read_json, write_private
+from rayjobs.target.local_head import LOCAL
 
 # The default and the minimum: Ray itself keeps a node that has lost its head for 60 s, and a host
 # ends its ranks after two thirds of its lease.

@@ -6,21 +6,20 @@ process does the work. It retries after failures with pauses that grow from 10 s
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rayjobs.core.errors import NotFoundError
-from rayjobs.injob.identity import Identity, is_alive, own_identity
+from rayjobs.injob.identity import is_alive, own_identity
 from rayjobs.jobs.serving import Serving
 from rayjobs.target import elsewhere, keeping, local_head, reach, starting, stop_record, wake_client
 from rayjobs.target.condition import Condition, Standing, looked_after_by
 from rayjobs.target.record import TargetRecord, load_target
+from rayjobs.target.revival import Revival
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.workspace import server_choice
 
@@ -83,10 +82,11 @@ def _revived(
     location: TargetLocation, workspace: Path | str, record: TargetRecord, starts: Condition
 ) -> Condition:
     """Begin to revive a target that died, unless that is in progress or a pause has not ended."""
-    values = _read(location)
-    failures, left_s = int(values.get("failures", 0)), _pause_left_s(values)
-    fails = Condition(Standing.FAILING, str(values.get("error", starts.reason)))
-    if _is_at_work(values):  # no report yet on a new try after failures
+    known = Revival.read(location.paths)
+    failures, left_s = known.failures, _pause_left_s(known)
+    error = starts.reason if known.error is None else known.error
+    fails = Condition(Standing.FAILING, error)
+    if _is_at_work(known):  # no report yet on a new try after failures
         return fails if failures else starts
     if not failures and record.address is not None:
         found = reach.look(record.address, timeout_s=QUICK_LOOK_S)
@@ -136,45 +136,53 @@ def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool
 
 def started(location: TargetLocation) -> int:
     """Record that this process starts the target; return how often that has failed before."""
-    known = _read(location)
-    failures = int(known.get("failures", 0))
-    why = {"error": known["error"]} if failures and "error" in known else {}
-    _write(location, {"failures": failures, **why, **own_identity().to_json()})
-    return failures
+    known = Revival.read(location.paths)
+    own = own_identity()
+    Revival(
+        failures=known.failures,
+        error=known.error if known.failures else None,
+        pid=own.pid,
+        start_time=own.start_time,
+        boot_id=own.boot_id,
+    ).write(location.paths)
+    return known.failures
 
 
 def failed(location: TargetLocation, error: str, *, before: int) -> None:
     """Record why the target did not start; the next try waits longer than this one."""
-    values = {"failures": before + 1, "error": error, "failed_at_s": _now_s()}
-    _write(location, {**values, "boot_id": own_identity().boot_id})
+    Revival(
+        failures=before + 1,
+        error=error,
+        failed_at_s=_now_s(),
+        boot_id=own_identity().boot_id,
+    ).write(location.paths)
 
 
 def _begin(location: TargetLocation, workspace: Path | str) -> bool:
     """Start a target in the background; return False if that is not possible."""
     try:
-        known = _read(location)
-        _write(location, {**known, "spawned_at_s": _now_s(), "boot_id": own_identity().boot_id})
+        known = Revival.read(location.paths)
+        begun = replace(known, spawned_at_s=_now_s(), boot_id=own_identity().boot_id)
+        begun.write(location.paths)
         in_background(location.name, home=location.home, workspace=workspace, revives=True)
     except OSError:
         return False  # the disk is full, or no process can start: the next command tries again
     return True
 
 
-def _is_at_work(values: dict[str, Any]) -> bool:
+def _is_at_work(known: Revival) -> bool:
     """Whether a process is starting the target now."""
-    spawned_at_s = float(values.get("spawned_at_s", float("-inf")))
-    if _is_of_this_boot(values) and 0 <= _now_s() - spawned_at_s < SPAWNED_WITHIN_S:
-        return True
-    try:
-        return is_alive(Identity.from_json(values))
-    except (KeyError, TypeError, ValueError):
-        return False
+    if known.spawned_at_s is not None and _is_of_this_boot(known):
+        since_s = _now_s() - known.spawned_at_s
+        if 0 <= since_s < SPAWNED_WITHIN_S:
+            return True
+    return known.process is not None and is_alive(known.process)
 
 
-def _pause_left_s(values: dict[str, Any]) -> float:
-    if not _is_of_this_boot(values) or "failed_at_s" not in values:
+def _pause_left_s(known: Revival) -> float:
+    if known.failed_at_s is None or not _is_of_this_boot(known):
         return 0.0
-    return pause_s(int(values["failures"])) - (_now_s() - float(values["failed_at_s"]))
+    return pause_s(known.failures) - (_now_s() - known.failed_at_s)
 
 
 def pause_s(failures: int) -> float:
@@ -182,16 +190,8 @@ def pause_s(failures: int) -> float:
     return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures - 1, 10)))
 
 
-def _is_of_this_boot(values: dict[str, Any]) -> bool:
-    return values.get("boot_id") == own_identity().boot_id
-
-
-def _read(location: TargetLocation) -> dict[str, Any]:
-    return local_head.read_json(location.paths.revival) or {}
-
-
-def _write(location: TargetLocation, values: dict[str, Any]) -> None:
-    local_head.write_private(location.paths.revival, json.dumps(values))
+def _is_of_this_boot(known: Revival) -> bool:
+    return known.boot_id == own_identity().boot_id
 
 
 def _now_s() -> float:

@@ -14,11 +14,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rayjobs.core.errors import UsageError
-from rayjobs.core.files import locked
+from rayjobs.core.files import locked, write_private
 from rayjobs.core.paths import TargetPaths
 from rayjobs.datastore.credentials import AWS_KEYS
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.target.local_head import write_private
 
 FILE = "secrets.json"
 MOST_BYTES = 64 * 2**10

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rayjobs.core import extras, ids
 from rayjobs.core.errors import TargetError
-from rayjobs.core.files import locked
+from rayjobs.core.files import locked, write_private
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.text import duration_text
 from rayjobs.core.version import __version__
@@ -210,7 +210,7 @@ def _files_written(location: TargetLocation) -> Iterator[None]:
 def _check_room(location: TargetLocation) -> None:
     """Write and remove a file: on a full disk, a keeper could not even report why it ended."""
     probe = location.paths.root / f".room.{ids.token(4)}"
-    local_head.write_private(probe, "." * ROOM_BYTES)
+    write_private(probe, "." * ROOM_BYTES)
     probe.unlink(missing_ok=True)
 
 

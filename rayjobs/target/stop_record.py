@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from rayjobs.core import ids
-from rayjobs.core.files import locked_if_free
+from rayjobs.core.files import locked_if_free, read_message, write_message
 from rayjobs.core.paths import TargetPaths
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.target import local_head
+from rayjobs.injob.messages import Message
 from rayjobs.target.reach import UnreachedError
 from rayjobs.target.stopping import StopRefusedError
 
 
 @dataclass(frozen=True)
-class Stop:
-    """A user's last stop.
+class StopRecord(Message):
+    """A user's last stop (`last-stop.json`).
 
     Attributes:
         id: Random name of this stop.
@@ -34,21 +33,14 @@ class Stop:
     is_unreached: bool = False
 
 
-def last(paths: TargetPaths) -> Stop:
-    """Return the last stop, or one without id if there was none."""
-    try:
-        values = json.loads(paths.stop.read_text(encoding="utf-8"))
-        is_unreached = bool(values.get("is_unreached", False))  # older records do not have it
-        return Stop(
-            str(values["id"]), float(values["at"]), bool(values["is_in_force"]), is_unreached
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return Stop()
+def last(paths: TargetPaths) -> StopRecord:
+    """Return the last stop, or one without id if there was none or its record is unreadable."""
+    return read_message(paths.stop, StopRecord) or StopRecord()
 
 
 def note(paths: TargetPaths) -> None:
     """Record that a user stops the target; the caller holds `starting.start_lock`."""
-    _write(paths, Stop(ids.token(8), time.time(), is_in_force=True))
+    _write(paths, StopRecord(ids.token(8), time.time(), is_in_force=True))
 
 
 @contextlib.contextmanager
@@ -90,6 +82,6 @@ def lift(paths: TargetPaths) -> None:
         _write(paths, replace(known, is_in_force=False))
 
 
-def _write(paths: TargetPaths, stop: Stop) -> None:
+def _write(paths: TargetPaths, stop: StopRecord) -> None:
     # Replaced atomically: readers take no lock, and a crash must not lose it.
-    local_head.write_private(paths.stop, json.dumps(asdict(stop)))
+    write_message(paths.stop, stop)

@@ -17,6 +17,7 @@ from typing import Any
 
 from rayjobs.core import short_tmp
 from rayjobs.core.errors import TargetError
+from rayjobs.core.files import read_json
 from rayjobs.core.paths import TargetPaths, runtime_dir
 from rayjobs.core.text import counted
 from rayjobs.injob.answers import Answer
@@ -28,6 +29,7 @@ from rayjobs.target import local_head, wake_client
 from rayjobs.target.answers import RetireAnswer, TargetAnswer
 from rayjobs.target.local_head import command_of
 from rayjobs.target.node_settings import node_root
+from rayjobs.target.reports import Activity
 from rayjobs.target.requests import TargetRequest
 
 RETIRE_ANSWER_S = 20.0
@@ -69,11 +71,6 @@ class TargetLocation:
     def socket(self) -> Path:
         """The wake socket of its actor."""
         return wake_client.socket_of(self.name, self.home)
-
-    @property
-    def activity(self) -> Path:
-        """The actor's last report of its work: `{"busy": bool, "at": seconds, "pid": pid}`."""
-        return self.paths.root / "activity.json"
 
 
 def retire(location: TargetLocation, *, force: bool) -> None:
@@ -136,8 +133,8 @@ def _refusal(location: TargetLocation, force: bool) -> tuple[bool, list[str]]:
         return False, []
     if answer is not None and answer.busy is not None:
         return answer.busy, list(answer.jobs)
-    known = local_head.read_json(location.activity) or {}
-    return bool(known.get("busy")), [str(job) for job in known.get("jobs", [])]
+    activity = Activity.read(location.paths)
+    return activity is not None and activity.busy, []
 
 
 def _retire(location: TargetLocation, *, force: bool, timeout_s: float) -> RetireAnswer | None:
@@ -301,7 +298,7 @@ def _living_hosts(location: TargetLocation) -> Iterator[tuple[dict[str, Any], Id
     for path in chain.from_iterable((root / "attempts").glob("*/a*/host.json") for root in roots):
         if (path.parent / "exit.json").exists():
             continue
-        values = local_head.read_json(path) or {}
+        values = read_json(path) or {}
         try:
             identity = Identity.from_json(values)
         except (KeyError, TypeError, ValueError):

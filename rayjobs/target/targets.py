@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -43,7 +42,10 @@ from rayjobs.target.record import (
     load_target,
     save_target,
 )
+from rayjobs.target.reports import Activity, CapacityReport
 from rayjobs.target.requests import TargetRequest
+from rayjobs.target.revival import Revival
+from rayjobs.target.stop_request import StopAnswer, StopRequest
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.target.token_check import WITHOUT_TOKEN, check_token, check_without_token, read_token
 from rayjobs.workspace import server_choice
@@ -268,7 +270,7 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
         answer = detail
     else:
         answer, is_there = _ask(location, "ping", TargetAnswer)
-    activity = local_head.read_json(location.activity) or {}
+    activity = Activity.read(location.paths)
     kept = keeping.is_kept(location.paths) if record.is_local else False
     if is_there:
         state = "running"
@@ -291,13 +293,8 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
         address=record.address or (head.gcs_address if head and running else ""),
         dashboard_url=dashboard_url(name, home=at) if running else "",
         version="" if answer is None else answer.version,
-        busy=bool(activity["busy"]) if "busy" in activity and is_there else None,
-        nodes=tuple(
-            NodeStatus.from_json(one)
-            for one in (local_head.read_json(location.paths.root / "capacity.json") or {}).get(
-                "nodes", []
-            )
-        ),
+        busy=activity.busy if activity is not None and is_there else None,
+        nodes=CapacityReport.read(location.paths).nodes,
         keeper_pid=owner.pid if owner else None,
         detail=detail,
         problem=problem,
@@ -311,9 +308,9 @@ def _why_not(record: TargetRecord, location: TargetLocation, state: str) -> tupl
         if reason:
             return "unreachable", reach.unreachable_text(location.name, record.address, reason)
     stop = stop_record.last(location.paths)
-    failed = local_head.read_json(location.paths.revival) or {}
-    if state == "stopped" and failed.get("error") and not stop.is_in_force:
-        return "failing", str(failed["error"])
+    error = Revival.read(location.paths).error
+    if state == "stopped" and error and not stop.is_in_force:
+        return "failing", error
     if record.address is not None and state == "stopped" and not stop.is_in_force:
         return "ready", ""  # its cluster answers; the first job starts the rest
     return state, ""
@@ -385,11 +382,9 @@ def _stop_here(location: TargetLocation, force: bool, on_stage: Stages) -> bool:
 
 def _stop_by_keeper(location: TargetLocation, force: bool, on_stage: Stages) -> bool:
     """Ask the keeper; False if it ended without an answer (it was killed)."""
-    request = ids.token(4)
-    answer = location.paths.stop_answer
-    answer.unlink(missing_ok=True)
-    wanted = json.dumps({"id": request, "force": force})
-    local_head.write_private(location.paths.stop_request, wanted)
+    request = StopRequest(ids.token(4), force)
+    location.paths.stop_answer.unlink(missing_ok=True)
+    request.write(location.paths)
     on_stage(f"stopping target {location.name}")
     deadline = time.monotonic() + STOP_TIMEOUT_S
     signaled: Identity | None = None
@@ -397,17 +392,17 @@ def _stop_by_keeper(location: TargetLocation, force: bool, on_stage: Stages) -> 
         owner = keeping.keeper_of(location.paths)
         if owner is not None and owner != signaled:
             if signaled is not None:  # that one died while it handled the request
-                local_head.write_private(location.paths.stop_request, wanted)
+                request.write(location.paths)
             send_signal(owner, SIGUSR1)  # it would check within a second anyway
             signaled = owner
-        reply = local_head.read_json(answer)
-        if reply is not None and reply.get("id") == request:
-            if reply.get("error"):
-                answer.unlink(missing_ok=True)
-                kind = stopping.StopRefusedError if reply.get("is_refused") else TargetError
-                raise kind(str(reply["error"]))
+        answer = StopAnswer.read(location.paths)
+        if answer is not None and answer.id == request.id:
+            if answer.error:
+                location.paths.stop_answer.unlink(missing_ok=True)
+                kind = stopping.StopRefusedError if answer.is_refused else TargetError
+                raise kind(answer.error)
             if not keeping.is_kept(location.paths):
-                answer.unlink(missing_ok=True)
+                location.paths.stop_answer.unlink(missing_ok=True)
                 return True
         elif not keeping.is_kept(location.paths):
             location.paths.stop_request.unlink(missing_ok=True)
@@ -479,15 +474,9 @@ def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
     elif head is not None:
         shapes = [NodeShape(head.cpus, head.gpus, head.memory_bytes)]
     else:
-        seen = local_head.read_json(location.paths.root / "capacity.json") or {}
         shapes = [
-            NodeShape(
-                float(node["cpus"]),
-                float(node["gpus"]),
-                int(node["memory"]),
-                node_type=str(node.get("node_type", "")),
-            )
-            for node in seen.get("nodes", [])
+            NodeShape(node.cpus, node.gpus, int(node.memory), node_type=node.node_type)
+            for node in CapacityReport.read(location.paths).nodes
         ]
     if record.node_types is not None:
         return _with_types(shapes, record.node_types)

@@ -20,9 +20,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from rayjobs.core.files import locked, locked_if_free
+from rayjobs.core.files import (
+    locked,
+    locked_if_free,
+    read_json,
+    read_message,
+    write_message,
+    write_private,
+)
 from rayjobs.injob.identity import Identity, is_alive, own_identity
-from rayjobs.target import local_head
 from rayjobs.target.keeping import leave_caller
 
 # The module of the child that runs due schedules: it is in a higher layer, so it is named as text.
@@ -49,9 +55,9 @@ def register(workspace: Path, *, home: Path) -> None:
     name = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:16]
     file = place / f"{name}.json"
     with _registry(home):
-        known = local_head.read_json(file) or {}
+        known = read_json(file) or {}
         away = {AWAY: known[AWAY]} if AWAY in known else {}
-        local_head.write_private(file, json.dumps({"path": str(workspace), **away}))
+        write_private(file, json.dumps({"path": str(workspace), **away}))
     ensure(home=home)
 
 
@@ -64,7 +70,7 @@ def registered(home: Path) -> dict[Path, Path]:
     """Return the file of each registered workspace."""
     found = {}
     for file in sorted(folder(home).glob("*.json")):
-        path = (local_head.read_json(file) or {}).get("path")
+        path = (read_json(file) or {}).get("path")
         if path:
             found[file] = Path(str(path))
     return found
@@ -92,11 +98,8 @@ def mend(*, home: Path) -> None:
 
 def running(home: Path) -> Identity | None:
     """Return the living timekeeper, or None."""
-    try:
-        found = Identity.from_json(local_head.read_json(folder(home) / "timekeeper"))
-    except ValueError:
-        return None
-    return found if is_alive(found) else None
+    found = read_message(folder(home) / "timekeeper", Identity)
+    return found if found is not None and is_alive(found) else None
 
 
 def keep(home: Path) -> bool:
@@ -144,13 +147,13 @@ def _unregister(home: Path, file: Path, mark: tuple[int, int] | None, *, is_gone
     A missing workspace stays registered for `GONE_S`.
     """
     with _registry(home):
-        values = local_head.read_json(file)
+        values = read_json(file)
         if values is None or _mark(file) != mark:
             return
         if is_gone:
             since = float(values.setdefault("gone_since", time.time()))
             if time.time() - since < GONE_S:
-                local_head.write_private(file, json.dumps(values))
+                write_private(file, json.dumps(values))
                 return
         file.unlink(missing_ok=True)
 
@@ -158,20 +161,20 @@ def _unregister(home: Path, file: Path, mark: tuple[int, int] | None, *, is_gone
 def _note_found(home: Path, file: Path) -> None:
     """Remove the notes that a workspace was missing or its store unreachable."""
     with _registry(home):
-        values = local_head.read_json(file)
+        values = read_json(file)
         if values is None:
             return
         found = {name: one for name, one in values.items() if name not in ("gone_since", AWAY)}
         if found != values:
-            local_head.write_private(file, json.dumps(found))
+            write_private(file, json.dumps(found))
 
 
 def _note_away(home: Path, file: Path) -> None:
     """Note since when a workspace's store has been unreachable: late runs report it."""
     with _registry(home):
-        values = local_head.read_json(file)
+        values = read_json(file)
         if values is not None and AWAY not in values:
-            local_head.write_private(file, json.dumps({**values, AWAY: time.time()}))
+            write_private(file, json.dumps({**values, AWAY: time.time()}))
 
 
 def _unblock() -> None:
@@ -182,7 +185,7 @@ def _unblock() -> None:
 def _ask(home: Path, file: Path, path: Path) -> dict[str, Any] | None:
     """Return the child's report on a workspace; None: it failed, and the log says why."""
     log = folder(home) / "log"
-    since = (local_head.read_json(file) or {}).get(AWAY)
+    since = (read_json(file) or {}).get(AWAY)
     away = () if since is None else (since,)
     with log.open("ab") as out:
         if out.tell() > 2**20:
@@ -221,7 +224,7 @@ def main(arguments: list[str]) -> int:
                     leave_caller(_WAKING)
                     has_left = True
                 pid = folder(home) / "timekeeper"
-                local_head.write_private(pid, json.dumps(own_identity().to_json()))
+                write_message(pid, own_identity())
                 is_over = keep(home)
         # A process that registered a workspace while the lock was held did not start a timekeeper.
         if mine and (is_over or not registered(home)):

@@ -12,12 +12,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError, TargetError
+from rayjobs.core.files import read_json
 from rayjobs.core.text import counted, verb
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.requests import JobFilter
-from rayjobs.target import abandoned, keeper, local_head, reach, starting, stop_record, wake_client
+from rayjobs.target import abandoned, keeper, reach, starting, stop_record, wake_client
 from rayjobs.target.record import all_targets, load_target
 from rayjobs.target.stopping import StopRefusedError, TargetLocation
 from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
@@ -112,7 +113,7 @@ def of_target(name: str, *, home: Path, but: Path | None = None) -> Unfinished:
 def served(location: TargetLocation) -> list[Path]:
     """Return the workspaces that were registered with a target."""
     files = sorted(location.paths.workspaces.glob("*.json"))
-    found = [(local_head.read_json(file) or {}).get("path") for file in files]
+    found = [(read_json(file) or {}).get("path") for file in files]
     return [
         Path(path) for path in dict.fromkeys(os.path.realpath(str(one)) for one in found if one)
     ]

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rayjobs.core.files import write_private
 from rayjobs.core.paths import home
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
@@ -38,7 +39,7 @@ class Cluster:
 
     def __init__(self, folder: Path, own_home: Path) -> None:
         token, log = folder / "token", folder / "ray.log"
-        local_head.write_private(token, secrets.token_hex(32))
+        write_private(token, secrets.token_hex(32))
         ip = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}.1"
         self.address = f"{ip}:{local_head.free_port()}"
         self.record = TargetRecord("gone", address=self.address, token_file=str(token))

@@ -11,7 +11,8 @@ import pytest
 
 from rayjobs.core.paths import TargetPaths, home
 from rayjobs.jobs.states import JobState
-from rayjobs.target import local_head, starting, targets
+from rayjobs.target import starting, targets
+from rayjobs.target.reports import CapacityReport
 from rayjobs.workspace.folder import locate, open_workspace
 from tests.faults.stages import TELLS, WAITS
 from tests.faults.test_nodes_lost import begin, check_curve
@@ -28,10 +29,8 @@ LONGER_THAN_RAY_WAITS_S = 80.0
 
 def given_up(raylets: Cluster) -> bool:
     """Whether the target has no node that accepts jobs."""
-    known = local_head.read_json(TargetPaths.of(TARGET, under=raylets.home).root / "capacity.json")
-    return known is not None and {one["address"] for one in known["nodes"]} <= {
-        raylets.nodes[0].address
-    }
+    seen = CapacityReport.read(TargetPaths.of(TARGET, under=raylets.home)).nodes
+    return bool(seen) and {one.address for one in seen} <= {raylets.nodes[0].address}
 
 
 def is_running(process: psutil.Process) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rayjobs.core.files import write_private
 from rayjobs.core.paths import home
 from rayjobs.injob.identity import is_alive, send_signal
 from rayjobs.jobs.records import Job
@@ -158,7 +159,7 @@ class DurableHead:
     def __init__(self, folder: Path, own_home: Path) -> None:
         self.folder = folder
         self.token = folder / "token"
-        local_head.write_private(self.token, secrets.token_hex(32))
+        write_private(self.token, secrets.token_hex(32))
         self.ip = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}.1"
         self.port = local_head.free_port()
         self.address = f"{self.ip}:{self.port}"

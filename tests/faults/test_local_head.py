@@ -124,7 +124,7 @@ def test_a_head_that_died_is_started_again_and_stopped_without_its_keeper(home: 
     wait_for(lambda: _is_another(paths, first.instance), "another head")
     second = local_head.load_record(paths)
     assert second is not None and second.is_running
-    assert not any(is_alive(Identity.from_json(values)) for values in first.processes.values())
+    assert not any(is_alive(one) for one in first.processes.values())
 
     # The keeper, the raylet and the control service die, as by kill -9 of everything: a command
     # that reads the queue restarts all of it without waiting.

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rayjobs.core.files import write_private
 from rayjobs.core.paths import TargetPaths
 from rayjobs.target import local_head, targets
+from rayjobs.target.reports import CapacityReport
 from tests.support.jobs import until
 from tests.support.raylets import end_all, end_tree, ray_start
 
@@ -32,10 +34,8 @@ class FakeCloud:
 
     def workers(self) -> list[str]:
         """Return the ids of the live workers that the target saw last."""
-        known = local_head.read_json(
-            TargetPaths.of(TARGET, under=self.home).root / "capacity.json"
-        ) or {"nodes": []}
-        return [node["node_id"] for node in known["nodes"] if node["node_id"] != HEAD_ID]
+        nodes = CapacityReport.read(TargetPaths.of(TARGET, under=self.home)).nodes
+        return [node.node_id for node in nodes if node.node_id != HEAD_ID]
 
 
 def cluster_file(address: str, types: dict[str, dict[str, Any]], *, max_workers: int) -> str:
@@ -100,7 +100,7 @@ def fake_cloud(
         folder = Path(tempfile.mkdtemp(prefix="rja-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         token = folder / "token"
-        local_head.write_private(token, secrets.token_hex(32))
+        write_private(token, secrets.token_hex(32))
         host = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}.1"
         address = f"{host}:{local_head.free_port()}"
         file = folder / "cluster.yaml"

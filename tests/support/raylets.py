@@ -17,9 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rayjobs.core.files import write_private
 from rayjobs.core.paths import TargetPaths
 from rayjobs.target import local_head, starting, targets
 from rayjobs.target.record import TargetRecord, save_target
+from rayjobs.target.reports import CapacityReport
 from rayjobs.workspace.folder import locate, open_workspace
 from tests.support.jobs import Jobs, until
 from tests.support.local_target import remove_runtime_folder
@@ -138,11 +140,10 @@ class Cluster:
         while len(self.nodes) - 1 < count:
             self.begin()
         addresses = {node.address for node in self.nodes}
-        capacity = TargetPaths.of(TARGET, under=self.home).root / "capacity.json"
+        paths = TargetPaths.of(TARGET, under=self.home)
 
         def seen() -> bool:
-            known = local_head.read_json(capacity) or {"nodes": []}
-            return {node["address"] for node in known["nodes"]} == addresses
+            return {node.address for node in CapacityReport.read(paths).nodes} == addresses
 
         until(seen, f"the target sees {sorted(addresses)}")
 
@@ -200,7 +201,7 @@ def ray_cluster(
         folder = Path(tempfile.mkdtemp(prefix="rjc-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         token = folder / "token"
-        local_head.write_private(token, secrets.token_hex(32))
+        write_private(token, secrets.token_hex(32))
         head = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}.1"
         address = f"{head}:{local_head.free_port()}"
         cluster = Cluster(folder, home, address, token, checks)

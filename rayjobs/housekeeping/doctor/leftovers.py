@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.files import read_json
 from rayjobs.core.paths import TargetPaths, runtime_folder
 from rayjobs.core.safe_delete import OwnFolder
 from rayjobs.core.text import counted, size_text, verb
@@ -130,7 +131,7 @@ def processes(context: DoctorContext) -> Iterator[Finding]:
     hosted, ours = set(), {}
     for _job, folder in scratch.attempt_folders(root):
         for file in ("plan.json", "host.json"):
-            values = local_head.read_json(folder / file) or {}
+            values = read_json(folder / file) or {}
             marker = str(values.get("marker") or "")
             if marker:
                 ours[marker] = folder

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.core.files import write_private
 from rayjobs.core.paths import TargetPaths, runtime_dir
 from rayjobs.injob.identity import identity_of, is_alive
 from rayjobs.target import keeping, local_head, progress, stopping
@@ -68,7 +69,7 @@ def test_a_second_keeper_of_a_target_ends_at_once(paths: TargetPaths, short_path
 def test_file_with_a_reused_pid_is_not_a_keeper(paths: TargetPaths) -> None:
     own = identity_of(1)
     assert own is not None
-    local_head.write_private(
+    write_private(
         paths.root / "keeper.json",
         f'{{"pid": 1, "start_time": {own.start_time + 1}, "boot_id": "{own.boot_id}"}}',
     )

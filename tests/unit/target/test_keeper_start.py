@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import RayjobsError
+from rayjobs.core.files import write_private
 from rayjobs.engine import starter as raylaunch
 from rayjobs.injob.identity import identity_of, is_alive
 from rayjobs.target import keeper, keeping, local_head, progress, starters, stopping
@@ -110,7 +111,7 @@ def test_start_refused_by_ray_is_not_retried(location: TargetLocation, start: Fa
 
 @pytest.mark.long
 def test_stop_ends_the_retries(location: TargetLocation, start: FakeStarter) -> None:
-    local_head.write_private(location.paths.stop_request, '{"id": "r1", "force": true}')
+    write_private(location.paths.stop_request, '{"id": "r1", "force": true}')
     with pytest.raises(RayjobsError):
         start(failures=99)
     assert [kind for kind, _ in _lines(location)] == ["late", "failed"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from rayjobs.datastore import credentials
 from rayjobs.injob.identity import own_identity
 from rayjobs.target import (
     background_start,
+    keeping,
     local_head,
     reach,
     revive,
@@ -57,7 +57,7 @@ def _look(location: TargetLocation, workspace: Path, *, answers: bool = False) -
 
 def _head(location: TargetLocation) -> None:
     """Record a head whose processes live."""
-    own = own_identity().to_json()
+    own = own_identity()
     record = local_head.HeadRecord(
         **dict.fromkeys(("instance", "node_ip", "gcs_address", "dashboard_url", "temp_dir"), ""),
         **dict.fromkeys(("node_id", "token_path", "ray_version", "rayjobs_version"), ""),
@@ -115,10 +115,15 @@ def test_running_keeper_is_left_alone(
     with location.paths.keeper_lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert _look(location, workspace).standing is Standing.STARTING
-        pause = {"failures": 4, "reason": "Ray ended 4 times", "next_at": "14:05:10"}
-        local_head.write_private(
-            location.paths.pause, json.dumps({**pause, **own_identity().to_json()})
-        )
+        own = own_identity()
+        keeping.Pause(
+            failures=4,
+            reason="Ray ended 4 times",
+            next_at="14:05:10",
+            pid=own.pid,
+            start_time=own.start_time,
+            boot_id=own.boot_id,
+        ).write(location.paths)
         condition = _look(location, workspace)
     assert condition.standing is Standing.FAILING
     assert "Ray ended 4 times. The next try is at 14:05:10" in condition.reason

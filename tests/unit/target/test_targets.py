@@ -389,7 +389,7 @@ def test_a_target_whose_actor_died_busy_is_not_stopped_without_force(
 ) -> None:
     monkeypatch.setattr(stopping, "SETTLE_S", 0.0)
     location.paths.root.mkdir(parents=True)
-    location.activity.write_text('{"busy": true, "at": 1.0}')
+    location.paths.activity.write_text('{"busy": true, "at": 1.0}')
     with pytest.raises(TargetError, match="not finished"):
         stopping.retire(location, force=False)
     stopping.retire(location, force=True)

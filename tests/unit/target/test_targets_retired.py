@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from rayjobs.target import (
     background_start,
     keeper,
     keeping,
-    local_head,
     reach,
     revive,
     starters,
@@ -37,8 +35,10 @@ from rayjobs.target import (
 )
 from rayjobs.target.answers import RetireAnswer, TargetAnswer, WakeAnswer
 from rayjobs.target.record import TargetRecord, save_target
+from rayjobs.target.reports import Activity
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.revive import in_background  # a fixture replaces it where it is called
+from rayjobs.target.stop_request import StopAnswer, StopRequest
 from rayjobs.target.stopping import TargetLocation
 from tests.fakes.world import World, play
 from tests.unit.target.actor_double import answering
@@ -173,15 +173,16 @@ def test_stop_is_sent_again_to_the_new_keeper(
 ) -> None:
     """The first keeper takes the request and dies; the second one finishes the stop."""
     keepers = [Identity(pid=number, start_time=1, boot_id="b") for number in (1, 2)]
-    request, answer = location.paths.stop_request, location.paths.stop_answer
     ids: list[str] = []
 
     def signal_keeper(owner: Identity, _number: int) -> bool:
-        ids.append(json.loads(request.read_text())["id"])
-        request.unlink()
+        request = StopRequest.read(location.paths)
+        assert request is not None
+        ids.append(request.id)
+        location.paths.stop_request.unlink()
         keepers.remove(owner)
         if not keepers:
-            answer.write_text(json.dumps({"id": ids[-1], "error": ""}))
+            StopAnswer(ids[-1]).write(location.paths)
         return True
 
     monkeypatch.setattr(keeping, "keeper_of", lambda _paths: keepers[0] if keepers else None)
@@ -229,9 +230,9 @@ def test_only_a_refusal_withdraws_the_record_of_a_stop(
     """A stop that failed in another way may have ended a part of the target."""
 
     def answer(_seconds: float) -> None:
-        asked = json.loads(location.paths.stop_request.read_text())
-        answer_data = {"id": asked["id"], "error": "that did not work", "is_refused": is_refused}
-        location.paths.stop_answer.write_text(json.dumps(answer_data))
+        request = StopRequest.read(location.paths)
+        assert request is not None
+        StopAnswer(request.id, "that did not work", is_refused).write(location.paths)
 
     monkeypatch.setattr(time, "sleep", answer)
     with pytest.raises(TargetError, match="that did not work"):
@@ -248,9 +249,10 @@ def test_a_stop_of_an_attached_target_with_jobs_is_refused_and_not_recorded(
     monkeypatch.setattr(reach, "why_unreachable", lambda *_, **__: "")
     monkeypatch.setattr(starters, "run_starter", lambda *_, **__: None)
     monkeypatch.setattr(stopping, "SETTLE_S", 0.0)
-    local_head.write_private(lab.activity, json.dumps({"busy": is_busy, "jobs": ["digits_1"]}))
+    lab.paths.root.mkdir(parents=True, exist_ok=True)
+    Activity(busy=is_busy).write(lab.paths)
     if is_busy:
-        with pytest.raises(stopping.StopRefusedError, match="digits_1"):
+        with pytest.raises(stopping.StopRefusedError, match="not finished"):
             targets.stop_target("lab", home=lab.home)
     else:
         assert targets.stop_target("lab", home=lab.home)
@@ -386,13 +388,15 @@ def test_keeper_refusing_a_stop_withdraws_the_record_of_a_killed_client(
     location: TargetLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopping, "SETTLE_S", 0.0)
-    local_head.write_private(location.activity, '{"busy": true, "jobs": ["digits_1"]}')
+    location.paths.root.mkdir(parents=True)
+    Activity(busy=True).write(location.paths)
     with starting.start_lock(location.paths):
         stop_record.note(location.paths)
         # The client is alive: it withdraws the record by itself.
         assert not keeper.Keeper(location, "s1")._stop(force=False, request="r1")
         assert stop_record.last(location.paths).is_in_force
-    assert json.loads(location.paths.stop_answer.read_text())["is_refused"]
+    answer = StopAnswer.read(location.paths)
+    assert answer is not None and answer.is_refused
     assert not keeper.Keeper(location, "s1")._stop(force=False, request="r1")
     assert not stop_record.last(location.paths).is_in_force
 
