@@ -65,9 +65,13 @@ class Section(FixedAttributes):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Return the attributes that differ from those of a new section."""
+        """Return the attributes that differ from those of a new section, without a password."""
         usual = vars(type(self)())
-        given = {key: value for key, value in vars(self).items() if value != usual.get(key)}
+        given = {
+            key: "***" if _is_plain_password(key, value) else value
+            for key, value in vars(self).items()
+            if value != usual.get(key)
+        }
         shown = ", ".join(f"{key}={value!r:.80}" for key, value in given.items())
         return f"{type(self).__name__}({shown})"
 
@@ -218,6 +222,11 @@ SECTIONS: Mapping[str, type[Section]] = {
 }
 
 
+def _is_plain_password(name: str, value: Any) -> bool:
+    """Return whether a field holds a registry's password itself, not a reference to it."""
+    return name == "password" and bool(value) and not str(value).startswith("${")
+
+
 def _camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
@@ -231,7 +240,7 @@ def plain(section: Section) -> dict[str, Any]:
             value = value.as_dict()
         elif isinstance(value, Section):
             value = plain(value)
-        elif name == "password" and value and not str(value).startswith("${"):
+        elif _is_plain_password(name, value):
             value = None
         values[_camel(name)] = value
     return values

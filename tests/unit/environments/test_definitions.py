@@ -188,6 +188,17 @@ def test_definitions_go_to_a_folder_and_back(tmp_path: Path) -> None:
         Environment.load_from_directory(tmp_path)
 
 
+def test_repr_of_a_section_hides_the_password_but_not_a_reference() -> None:
+    docker = Environment("mine").docker
+    docker.base_image_registry.username = "robot"
+    docker.base_image_registry.password = "hunter2"
+    for shown in (repr(docker), repr(docker.base_image_registry)):
+        assert "hunter2" not in shown
+        assert "username='robot', password='***'" in shown
+    docker.base_image_registry.password = "${RAYJOBS_SECRET_REGISTRY}"
+    assert "${RAYJOBS_SECRET_REGISTRY}" in repr(docker.base_image_registry)
+
+
 def test_requirements_of_one_package_are_merged() -> None:
     lines = ["numpy>=1", "scipy", "Numpy<3", "numpy>=1"]
     assert CondaDependencies.merge_requirements(lines) == ["numpy>=1,<3", "scipy"]
