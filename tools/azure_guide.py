@@ -42,8 +42,8 @@ workspace.
 
 ## Compute
 
-`ComputeTarget.create` stores what the program requested. Each submit looks up the target that runs
-the job:
+`ComputeTarget.create` stores what the program requested; for an existing name it replaces the
+configuration and keeps the creation time. Each submit looks up the target that runs the job:
 
 1. a target of that name (`rayjobs target create gpu-cluster …`),
 2. the workspace's mapping (`rayjobs azureml map gpu-cluster=big`),

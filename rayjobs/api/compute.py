@@ -78,6 +78,9 @@ class ComputeTarget:
     def create(workspace: Workspace, name: str, provisioning_configuration: Any) -> AmlCompute:
         """Create a compute target, and print which target runs its jobs.
 
+        As in Azure, the configuration replaces that of an existing compute target of this name,
+        which keeps its creation time.
+
         Raises:
             ComputeUsageError: the name or the configuration is wrong.
         """
@@ -91,7 +94,9 @@ class ComputeTarget:
             raise ComputeUsageError(f"a compute target cannot be called {name!r}")
         given = provisioning_configuration
         now = to_text(SystemClock().now())
-        AzureSettings(workspace.store).put_compute(
+        settings = AzureSettings(workspace.store)
+        existing = settings.compute(name)
+        settings.put_compute(
             ComputeRecord(
                 name,
                 vm_size=given.vm_size,
@@ -101,7 +106,7 @@ class ComputeTarget:
                 idle_seconds=given.idle_seconds_before_scaledown,
                 tags=given.tags,
                 description=given.description,
-                created_at=now,
+                created_at=existing.created_at if existing is not None else now,
                 modified_at=now,
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,20 @@ def test_compute_is_found_after_creation(workspace: Workspace) -> None:
     assert "cpu" not in workspace.compute_targets
     with pytest.raises(ComputeTargetException, match="min_nodes is 5"):
         cluster(workspace, "x", "STANDARD_D2_V2", min_nodes=5)
+
+
+def test_creating_a_compute_again_replaces_its_configuration(workspace: Workspace) -> None:
+    cluster(workspace, "cpu", "STANDARD_D2_V2", description="first")
+    settings = AzureSettings(workspace.store)
+    record = settings.compute("cpu")
+    assert record is not None
+    long_ago = "2020-01-01T00:00:00Z"
+    settings.put_compute(replace(record, created_at=long_ago, modified_at=long_ago))
+    again = cluster(workspace, "cpu", "STANDARD_NC6", max_nodes=2)
+    assert (again.vm_size, again.description) == ("STANDARD_NC6", "")
+    status = again.get_status()
+    assert (status.creation_time, status.scale_settings.maximum_node_count) == (long_ago, 2)
+    assert status.modified_time > long_ago
 
 
 def test_a_mapping_binds_a_name_to_a_target(workspace: Workspace, tmp_path: Path) -> None:
