@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import uuid
-from typing import Any, Callable, Dict, List, Mapping, Optional, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -161,14 +161,7 @@ def is_whole(path: str) -> bool:
 
 
 def _latest_in(folder: str) -> Optional[Checkpoint]:
-    candidates = []
-    for root in (folder, os.path.join(folder, "checkpoints")):
-        root_candidates = [os.path.join(root, name) for name in _step_names(root)]
-        candidates += root_candidates
-    candidates += [
-        os.path.join(folder, "outputs", "checkpoints", name)
-        for name in _step_names(os.path.join(folder, "outputs", "checkpoints"))
-    ]
+    candidates = [os.path.join(root, name) for root in _roots(folder) for name in _step_names(root)]
     candidates.sort(key=lambda path: _step_of(os.path.basename(path)), reverse=True)
     if os.path.isfile(os.path.join(folder, MANIFEST)):
         candidates.insert(0, folder)
@@ -179,13 +172,22 @@ def _latest_in(folder: str) -> Optional[Checkpoint]:
     return _latest_part(folder)
 
 
+def _roots(folder: str) -> Tuple[str, ...]:
+    """Return where checkpoints are if `folder` is their own, a run's outputs or a run's root."""
+    return (
+        folder,
+        os.path.join(folder, "checkpoints"),
+        os.path.join(folder, "outputs", "checkpoints"),
+    )
+
+
 def _latest_part(folder: str) -> Optional[Checkpoint]:
     """Return a complete checkpoint that a kill left under a temporary name, if there is no other.
 
     A script that saves the same step repeatedly has only these between two renames.
     """
     found: List[Checkpoint] = []
-    for root in (folder, os.path.join(folder, "checkpoints")):
+    for root in _roots(folder):
         try:
             names = [name for name in os.listdir(root) if name.startswith(_PART)]
         except OSError:

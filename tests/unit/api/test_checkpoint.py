@@ -68,6 +68,18 @@ def test_torn_checkpoint_is_skipped(in_job: InJob, damage: str) -> None:
     assert not checkpoint.is_whole(str(torn))
 
 
+@pytest.mark.parametrize("inside", [".", "checkpoints", "outputs/checkpoints"])
+def test_checkpoint_left_under_its_temporary_name_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    saved = checkpoint.save(5, {"a": b"x"}, directory=str(tmp_path / "run" / inside))
+    Path(saved.path).rename(Path(saved.path).with_name(".part-killed"))
+    monkeypatch.setenv("RAYJOBS_RESUME_FROM", str(tmp_path / "run"))
+    found = checkpoint.latest()
+    assert found is not None
+    assert (found.step, Path(found.path).name) == (5, ".part-killed")
+
+
 def test_failing_writer_leaves_the_previous_checkpoint(in_job: InJob) -> None:
     checkpoint.save(1, {"a": b"first"})
 
