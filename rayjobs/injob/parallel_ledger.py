@@ -167,11 +167,9 @@ class Ledger:
     def summary(self) -> str:
         """Return one sentence about all items."""
         items = sum(self._items(number) for number in range(len(self._batches)))
-        batches = len(self._batches)
         return (
-            f"{batches} mini-batch{'' if batches == 1 else 'es'} of {items} "
-            f"item{'' if items == 1 else 's'}: {items - self.failed_items} succeeded, "
-            f"{self.failed_items} failed"
+            f"{_batches_text(len(self._batches))} of {_items_text(items)}: "
+            f"{items - self.failed_items} succeeded, {self.failed_items} failed"
         )
 
     # -- inside ------------------------------------------------------------------------------------
@@ -212,12 +210,12 @@ class Ledger:
         settings = self._settings
         if 0 <= settings.error_threshold < self.failed_items:
             self.stop_reason = (
-                f"{self.failed_items} items failed, and the error threshold is "
+                f"{_items_text(self.failed_items)} failed, and the error threshold is "
                 f"{settings.error_threshold}"
             )
         most = settings.allowed_failed_count
         if most is not None and len(self._failed) > most:
-            self.stop_reason = f"{len(self._failed)} mini-batches failed; at most {most} may fail"
+            self.stop_reason = f"{_batches_text(len(self._failed))} failed; at most {most} may fail"
         share = settings.allowed_failed_percent
         if share is not None and len(self._failed) * 100 > share * len(self._batches):
             self.stop_reason = (
@@ -253,4 +251,13 @@ class Ledger:
                 entry = SettledBatch.from_json(json.loads(line))
                 if not entry.failed:  # failed mini-batches get all their tries again
                     self._write(entry)
-        self._say("INFO", f"{len(self._places)} mini-batches were done by an earlier attempt")
+        was = "was" if len(self._places) == 1 else "were"
+        self._say("INFO", f"{_batches_text(len(self._places))} {was} done by an earlier attempt")
+
+
+def _batches_text(number: int) -> str:
+    return f"{number} mini-batch{'' if number == 1 else 'es'}"
+
+
+def _items_text(number: int) -> str:
+    return f"{number} item{'' if number == 1 else 's'}"

@@ -230,7 +230,7 @@ def test_rows_of_a_table_come_in_mini_batches_of_bytes(jobs: Jobs, tmp_path: Pat
     assert rows(jobs, job, "words.txt") == [f"{n} w{n} {2 * n}" for n in range(500)]
     log = jobs.file(job, "azureml-logs/70_driver_log_0.txt")
     assert b"of 500 items: 500 succeeded" in log
-    assert b"INFO parallel run: 1 mini-batches" not in log
+    assert b"INFO parallel run: 1 mini-batch of" not in log
 
 
 def test_an_entry_script_that_does_not_start_fails_the_job(jobs: Jobs, tmp_path: Path) -> None:

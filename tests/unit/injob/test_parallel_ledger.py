@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,17 @@ class Clock:
         return self.now_s
 
 
-def ledger(folder: Path, count: int = 3, clock: Clock | None = None, **changes: Any) -> Ledger:
+def ledger(
+    folder: Path,
+    count: int = 3,
+    clock: Clock | None = None,
+    say: Callable[[str, str], None] = lambda _level, _text: None,
+    **changes: Any,
+) -> Ledger:
     spec = ParallelRun(**{"inputs": ("data",), "output": "made", **changes})
     settings = Settings.from_json(spec.model_dump_json())
     batches = [MiniBatch(n, "data", 2, files=(f"{n}a", f"{n}b")) for n in range(count)]
-    made = Ledger(batches, settings, str(folder), lambda *_messages: None, clock or Clock())
+    made = Ledger(batches, settings, str(folder), say, clock or Clock())
     OPEN.append(made)
     return made
 
@@ -99,8 +105,8 @@ def test_a_mini_batch_fails_after_its_last_try(tmp_path: Path) -> None:
     ("asked", "reason"),
     [
         ({"error_threshold": 2}, "3 items failed, and the error threshold is 2"),
-        ({"error_threshold": 0}, "1 items failed, and the error threshold is 0"),
-        ({"allowed_failed_count": 0}, "1 mini-batches failed; at most 0 may fail"),
+        ({"error_threshold": 0}, "1 item failed, and the error threshold is 0"),
+        ({"allowed_failed_count": 0}, "1 mini-batch failed; at most 0 may fail"),
         ({"allowed_failed_percent": 20}, "1 of 3 mini-batches failed; at most 20 % may fail"),
         ({}, None),
         ({"error_threshold": 3}, None),
@@ -141,11 +147,13 @@ def test_attempt_continues_from_the_checkpoint(
     first.done(taken(first), ["row 1, after the checkpoint"], 2)
     saved = checkpoint.latest()
     assert saved is not None and saved.step == 1
-    again = ledger(tmp_path, clock=clock)
+    messages: list[tuple[str, str]] = []
+    again = ledger(tmp_path, clock=clock, say=lambda *message: messages.append(message))
     assert [taken(again), taken(again)] == [1, 2]
     for number in (1, 2):
         again.done(number, [f"row {number}"], 2)
     assert rows(again, tmp_path) == ["row 0", "row 1", "row 2"]
+    assert messages == [("INFO", "1 mini-batch was done by an earlier attempt")]
     other = ledger(tmp_path, count=4, clock=clock)  # other inputs: nothing is reused
     assert taken(other) == 0
 
