@@ -520,30 +520,33 @@ class JobRun(RunFiles, LoggingRun):
 
         Args:
             model_path: A name as in `get_file_names`; None means the model's name.
+            datasets: See `Model.register`, also for the samples and `resource_configuration`.
+            kwargs: None are accepted.
 
         Raises:
             NotFoundError: the run has no such file.
-            UsageError: the run has not completed, or the file is incomplete.
+            UsageError: the run has not completed, the file is incomplete, or an argument is
+                unknown.
         """
         from rayjobs.api.model import Model
-        from rayjobs.models import registry
-        from rayjobs.models.facts import ModelFacts
 
-        workspace = self.experiment.workspace
-        registered = registry.register(
-            workspace.opened,
-            name=model_name,
+        if kwargs:
+            raise UsageError(f"register_model does not accept {', '.join(sorted(kwargs))}")
+        return Model.register(
+            self.experiment.workspace,
+            model_path or model_name,
+            model_name,
+            tags=tags,
+            properties=properties,
+            description=description,
+            datasets=datasets,
+            model_framework=model_framework,
+            model_framework_version=model_framework_version,
+            sample_input_dataset=sample_input_dataset,
+            sample_output_dataset=sample_output_dataset,
+            resource_configuration=resource_configuration,
             run=self.id,
-            path=model_path,
-            facts=ModelFacts(
-                description=description,
-                tags=tags or {},
-                properties=properties or {},
-                framework=model_framework or "",
-                framework_version=model_framework_version or "",
-            ),
         )
-        return Model.of(workspace, registered)
 
     # -- tags and properties -------------------------------------------------------------------
     def get_tags(self) -> dict[str, str | None]:

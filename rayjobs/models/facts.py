@@ -1,4 +1,4 @@
-"""Facts about a model that the caller of a registration gives."""
+"""Facts about a model that the caller of a registration gives, and the draft made with them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import field
 from typing import Any
 
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.jobs.records import ModelDraft, ModelFile, StoredFile
+from rayjobs.models.names import texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +19,7 @@ class ModelFacts:
         description: None keeps that of an existing version.
         tags: Added to those of an existing version.
         aliases: Moved from the versions that have them.
-        resources: The resources with which Azure ML would deploy it; recorded but unused.
+        resources: The resources with which Azure ML would deploy it; only the lineage keeps them.
     """
 
     description: str | None = None
@@ -30,6 +32,38 @@ class ModelFacts:
 
 
 NO_FACTS = ModelFacts()
+
+
+def draft_of(
+    facts: ModelFacts,
+    *,
+    name: str,
+    path: str,
+    digest: str,
+    files: Sequence[ModelFile],
+    sources: Sequence[StoredFile] = (),
+    lineage: Mapping[str, Any],
+    user: str,
+) -> ModelDraft:
+    """Return the draft of a version, with the facts that the caller of the registration gave.
+
+    The lineage gets their `resources`.
+    """
+    return ModelDraft(
+        name=name,
+        path=path,
+        digest=digest,
+        files=tuple(files),
+        sources=tuple(sources),
+        lineage={**lineage, **({"resources": facts.resources} if facts.resources else {})},
+        user=user,
+        framework=facts.framework,
+        framework_version=facts.framework_version,
+        description=facts.description,
+        tags=texts(facts.tags),
+        properties=texts(facts.properties),
+        aliases=tuple(facts.aliases),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

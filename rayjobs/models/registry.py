@@ -10,11 +10,11 @@ from typing import Any
 from rayjobs.core.errors import UsageError
 from rayjobs.core.ids import token
 from rayjobs.core.users import user_name
-from rayjobs.jobs.records import ModelDraft, ModelVersion
+from rayjobs.jobs.records import ModelVersion
 from rayjobs.models import companions, lineage, uploaded
 from rayjobs.models import files as modelfiles
-from rayjobs.models.facts import NO_FACTS, ModelFacts, RunChoice
-from rayjobs.models.names import check_alias, check_name, texts, version_of
+from rayjobs.models.facts import NO_FACTS, ModelFacts, RunChoice, draft_of
+from rayjobs.models.names import check_alias, check_name, version_of
 from rayjobs.results import checkpoints
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import BlobStore
@@ -55,7 +55,8 @@ def register(
     metric, value = (choice.metric, choice.value) if choice is not None else (None, None)
     primary = lineage.primary_of(store, job, points, metric, value)
     chosen = modelfiles.choose(store, opened.blobs, job, path or name)
-    draft = ModelDraft(
+    draft = draft_of(
+        facts,
         name=name,
         path=chosen.path,
         digest=chosen.digest,
@@ -72,12 +73,6 @@ def register(
         ),
         # The driver of a sweep runs as the target's user, not as the user who submitted the sweep.
         user=job.user if choice is not None and choice.sweep is not None else user_name(),
-        framework=facts.framework,
-        framework_version=facts.framework_version,
-        description=facts.description,
-        tags=texts(facts.tags),
-        properties=texts(facts.properties),
-        aliases=tuple(facts.aliases),
     )
     registered, _ = store.put_model(job.id, draft)
     return registered

@@ -16,12 +16,11 @@ from rayjobs.core.text import counted
 from rayjobs.core.version import __version__
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.datastore.transfer import files_below
-from rayjobs.jobs.records import ModelDraft, ModelFile, ModelVersion
+from rayjobs.jobs.records import ModelFile, ModelVersion
 from rayjobs.models import companions
-from rayjobs.models.facts import NO_FACTS, ModelFacts
+from rayjobs.models.facts import NO_FACTS, ModelFacts, draft_of
 from rayjobs.models.files import digest_of
 from rayjobs.models.lineage import VERSION
-from rayjobs.models.names import texts
 from rayjobs.workspace.blobs import Blob
 from rayjobs.workspace.folder import OpenWorkspace
 
@@ -87,24 +86,17 @@ def put(
         **origin,
         "version": VERSION,
         "rayjobs": __version__,
-        **({"resources": facts.resources} if facts.resources else {}),
         "path": source.name,
         "files": {one.name: one.digest for one in files},
     }
-    draft = ModelDraft(
+    draft = draft_of(
+        facts,
         name=name,
         path=source.name,
         digest=digest_of(files),
         files=files,
-        sources=(),
         lineage=lineage,
         user=user,
-        framework=facts.framework,
-        framework_version=facts.framework_version,
-        description=facts.description,
-        tags=texts(facts.tags),
-        properties=texts(facts.properties),
-        aliases=tuple(facts.aliases),
     )
     kept, _ = workspace.store.put_model(run, draft)
     return kept

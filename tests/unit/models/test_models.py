@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rayjobs import Model
+from rayjobs import Dataset, Model
 from rayjobs.core.errors import NotFoundError, StoreError, UsageError
 from rayjobs.data.pins import INPUT_EVENT
 from rayjobs.spec.model import Input
@@ -41,6 +42,38 @@ def test_a_run_registers_its_file_with_its_lineage(runs: Runs) -> None:
     assert found["data"] == model.datasets == []
     assert list(found["files"]) == ["model.pt"]
     json.dumps(found, allow_nan=False)
+
+
+def test_a_run_registers_all_that_model_register_does(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "a.txt").write_text("a b")
+    run = runs.workspace.get_run(runs.trained().id)
+    store = runs.workspace.get_default_datastore()
+    store.upload(tmp_path / "words", "words", show_progress=False)
+    words = Dataset.File.from_files((store, "words")).register(runs.workspace, "words")
+    facts: dict[str, Any] = {
+        "datasets": [("training", words)],
+        "sample_input_dataset": words,
+        "sample_output_dataset": words,
+        "resource_configuration": "2 CPUs",
+    }
+    of_run = run.register_model("mnist", "outputs/model.pt", **facts)
+    of_class = Model.register(runs.workspace, "outputs/model.pt", "other", run=run, **facts)
+    for model in (of_run, of_class, Model(runs.workspace, "mnist")):
+        purposes = [one["name"] for one in model.datasets]
+        assert purposes == ["training", "sample_input", "sample_output"]
+        assert model.sample_input_dataset is not None
+        assert model.resource_configuration == model.lineage["resources"] == "2 CPUs"
+    with pytest.raises(UsageError, match="register_model does not accept colour, size"):
+        run.register_model("third", "outputs/model.pt", size=1, colour="red")
+    assert [one.name for one in Model.list(runs.workspace)] == ["mnist", "other"]
+
+
+def test_model_without_resources_has_none_in_its_lineage(runs: Runs) -> None:
+    run = runs.workspace.get_run(runs.trained().id)
+    model = run.register_model("model.pt")
+    assert model.resource_configuration == ""
+    assert "resources" not in model.lineage
 
 
 def test_versions_count_and_the_same_files_give_the_same_version(runs: Runs) -> None:
