@@ -205,8 +205,8 @@ class Experiment:
         """Yield the experiment's runs, newest first.
 
         `type` is ``job``, ``sweep`` or ``interactive``, or Azure ML's name for it
-        (``azureml.scriptrun``, ``hyperdrive``). `tags` and `properties` are a key, or a mapping of
-        keys to values, that a run must have.
+        (``azureml.scriptrun``, ``hyperdrive``); ``azureml.StepRun`` means the steps of pipelines.
+        `tags` and `properties` are a key, or a mapping of keys to values, that a run must have.
         """
         from rayjobs.api.kinds import run_of
         from rayjobs.jobs.run_filter import RunFilter

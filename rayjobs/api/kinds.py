@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.jobs.run_filter import STEP_OF
 
 if TYPE_CHECKING:
     from rayjobs.api.experiment import Experiment
@@ -21,8 +22,6 @@ _CLASSES: dict[str, str] = {
     "pipeline": "rayjobs.pipelines.runs:PipelineRun",
 }
 STEP = "rayjobs.pipelines.runs:StepRun"
-# The property that marks a job as a step of a pipeline run.
-STEP_OF = "azureml.pipelinerunid"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.api import html
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # The rank of values logged from outside the job, so that they sort after those of all ranks.
 OUTSIDE_RANK = 1_000_000
+NEVER_S = float("inf")
 MOST_CHILDREN = 100  # per call. Source: azureml-core 1.61, `Run.create_children`
 
 
@@ -317,22 +318,38 @@ class JobRun(RunFiles, LoggingRun):
             JobFailedError: it Failed, and `raise_on_error` is on.
             TargetError: the target could not be started; the job stays queued.
         """
+        self._wait(show_output=show_output, raise_on_error=raise_on_error)
+        return self.get_details()
+
+    def _wait(self, *, show_output: bool, raise_on_error: bool, timeout_s: float = NEVER_S) -> None:
+        """Wait for the end; raise as `wait_for_completion` does.
+
+        Raises:
+            TimeoutError: it did not end in time.
+        """
+        until_s = time.monotonic() + timeout_s
+
+        def is_late() -> bool:
+            return time.monotonic() > until_s
+
         try:
             if show_output:
-                job = self._show()
+                job = self._show(is_late)
             else:
-                job = attaching.attach(self._opened, self.id)
+                job = attaching.attach(self._opened, self.id, stop=is_late)
         except KeyboardInterrupt:
             self._say(
                 f"\nNo longer following {self.id}; the job keeps running. "
                 f"Cancel it with run.cancel(), or `rayjobs cancel {self.id}`."
             )
             raise
+        if not job.state.is_final:
+            raise attaching.not_in_time(job, timeout_s)
         if raise_on_error:
             attaching.raise_for_end(job)
-        return self.get_details()
 
-    def _show(self) -> Job:
+    def _show(self, stop: Callable[[], bool]) -> Job:
+        """Print stages and output until the end, or until `stop` returns true; return the job."""
         shower = Shower(colour=sys.stdout.isatty())
         at_line_start = True
 
@@ -352,11 +369,14 @@ class JobRun(RunFiles, LoggingRun):
             self._say(f"[{name}{reason}]")
 
         self._say(f"RunId: {self.id}")
-        job = attaching.attach(self._opened, self.id, show=show, on_stage=stage, on_start=self._say)
+        job = attaching.attach(
+            self._opened, self.id, show=show, on_stage=stage, on_start=self._say, stop=stop
+        )
         show(b"", final=True)
         if not at_line_start:
             _write("\n")
-        self._say(attaching.end_text(job))
+        if job.state.is_final:
+            self._say(attaching.end_text(job))
         return job
 
     @staticmethod

@@ -155,7 +155,12 @@ class AttemptRun(LoggingRun):
     ) -> "List[AttemptRun]":
         """Return the runs that belong to this one, newest first; see `JobRun.get_children`."""
         call = runcalls.Children(
-            self.id, recursive, _wanted(tags), _wanted(properties), type, status
+            self.id,
+            recursive,
+            runcalls.conditions_of(tags),
+            runcalls.conditions_of(properties),
+            type,
+            status,
         )
         return [self._run_of(facts) for facts in self._ask(call)]
 
@@ -563,11 +568,3 @@ def refuse_datastore(name: Any) -> None:
             "files of a run are stored with the run, not in datastore %r; leave out "
             "datastore_name, or use Datastore.upload_files" % (name,)
         )
-
-
-def _wanted(given: Any) -> Dict[str, Optional[str]]:
-    if not given:
-        return {}
-    if isinstance(given, str):
-        return {given: None}
-    return {str(key): None if value is None else str(value) for key, value in given.items()}

@@ -165,6 +165,19 @@ class Children(Request[Tuple[RunRecord, ...]]):
     status: Optional[str] = None
 
 
+def conditions_of(given: Any) -> Dict[str, Optional[str]]:
+    """Return the tags or properties that a run must have, with their values; None: any value.
+
+    Args:
+        given: A name, a mapping of names to values, or nothing.
+    """
+    if not given:
+        return {}
+    if isinstance(given, str):
+        return {given: None}
+    return {str(key): None if value is None else str(value) for key, value in given.items()}
+
+
 @dataclass(frozen=True)
 class Start(Request[RunRecord]):
     """Start a child run of this attempt; repeated with the same id it changes nothing."""

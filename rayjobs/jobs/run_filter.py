@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.runcalls import conditions_of
 from rayjobs.jobs.records import Job
 
 # Azure ML's names of the kinds of runs.
@@ -16,6 +17,9 @@ RUN_TYPES = {
     "interactive": "azureml.interactive",
     "pipeline": "azureml.PipelineRun",
 }
+# Azure ML's name for steps of pipelines, which are jobs or sweeps with this property.
+STEP_TYPE = "azureml.StepRun"
+STEP_OF = "azureml.pipelinerunid"
 
 
 def type_of(kind: str) -> str:
@@ -29,7 +33,7 @@ class RunFilter:
 
     Attributes:
         type: ``job``, ``sweep`` or ``interactive``, or Azure ML's name for it
-            (``azureml.scriptrun``, ``hyperdrive``).
+            (``azureml.scriptrun``, ``hyperdrive``), or ``azureml.StepRun`` for steps.
         tags: Tags that the run must have; a value of None accepts any value.
         properties: The same for properties.
         status: The run's state.
@@ -47,27 +51,24 @@ class RunFilter:
         """Return a filter; `tags` and `properties` are a key, or a mapping of keys to values."""
         return cls(
             type=type,
-            tags=_wanted(tags),
-            properties=_wanted(properties),
+            tags=conditions_of(tags),
+            properties=conditions_of(properties),
             status=None if status is None else str(status),
         )
 
     def accepts(self, job: Job) -> bool:
         """Whether a run meets all conditions."""
         return (
-            self.type in (None, job.kind, type_of(job.kind))
+            self.type in (None, *_types_of(job))
             and self.status in (None, str(job.state))
             and _has(job.tags, self.tags)
             and _has(job.properties, self.properties)
         )
 
 
-def _wanted(given: Any) -> dict[str, str | None]:
-    if not given:
-        return {}
-    if isinstance(given, str):
-        return {given: None}
-    return {str(key): None if value is None else str(value) for key, value in given.items()}
+def _types_of(job: Job) -> tuple[str, ...]:
+    names = (job.kind, type_of(job.kind))
+    return (*names, STEP_TYPE) if STEP_OF in job.properties else names
 
 
 def _has(known: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:

@@ -9,11 +9,11 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.api.kinds import STEP_OF
 from rayjobs.core import ids
 from rayjobs.core.errors import CannotBePlacedError, NotFoundError, Problem, SpecError
 from rayjobs.data.pins import unknown_variables
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.jobs.run_filter import STEP_OF
 from rayjobs.pipelines.graph import DEFAULT_DESTINATION, Edge, Graph, looked_at
 from rayjobs.pipelines.reuse import (
     Decision,

@@ -18,6 +18,7 @@ from rayjobs.core.paths import home as default_home
 from rayjobs.core.text import counted
 from rayjobs.data import made
 from rayjobs.jobs.records import Job, StepRow
+from rayjobs.jobs.run_filter import STEP_TYPE, RunFilter
 from rayjobs.jobs.states import JobState
 from rayjobs.pipelines.data import InputPortBinding
 from rayjobs.pipelines.spec import outputs_of, read_pipeline
@@ -91,12 +92,29 @@ class PipelineRun(JobRun):
         type: str | None = None,
         status: str | None = None,
     ) -> Iterator[JobRun]:
-        """Yield the steps; with `recursive`, also the trials of sweeps."""
+        """Yield the steps; with `recursive`, also the trials of sweeps.
+
+        Args:
+            recursive: Also yield the children of steps.
+            tags: A tag that they have, or a mapping of tags to values.
+            properties: The same for properties.
+            type: See `Experiment.get_runs`; ``azureml.StepRun`` means the steps.
+            status: Their state; Finished means the same as Completed.
+        """
+        state = str(JobState.COMPLETED) if status == FINISHED else status
+        wanted = RunFilter.of(type, tags, properties, state)
         for step in self.get_steps():
-            if status in (None, step.status, step.get_status()):
+            if wanted.accepts(step._job()):
                 yield step
             if recursive:
-                yield from JobRun.get_children(step, recursive=True, status=status)
+                yield from JobRun.get_children(
+                    step,
+                    recursive=True,
+                    tags=tags,
+                    properties=properties,
+                    type=type,
+                    status=state,
+                )
 
     def find_step_run(self, name: str) -> list[StepRun]:
         """Return all steps with this name."""
@@ -210,9 +228,7 @@ class PipelineRun(JobRun):
                 if job.state.is_final:
                     break
                 if time.monotonic() > until_s:
-                    raise TimeoutError(
-                        f"{self.id} is {job.state} after {timeout_seconds:g} s; it continues"
-                    )
+                    raise attaching.not_in_time(job, timeout_seconds)
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
             self._say(
@@ -288,7 +304,7 @@ class PipelineRun(JobRun):
 class StepRun(JobRun):
     """A step of a pipeline run: a job; a reused step shows the original's results."""
 
-    type = "azureml.StepRun"
+    type = STEP_TYPE
 
     def __init__(self, experiment: Experiment | None = None, run_id: str = "", **kwargs: Any):
         """Get the handle of the step `run_id`.
@@ -342,11 +358,19 @@ class StepRun(JobRun):
     ) -> str:
         """Wait for the step's end and return its status.
 
+        Args:
+            show_output: Print its stages and output.
+            timeout_seconds: Stop waiting after this time; the step continues.
+            raise_on_error: Raise if it failed.
+
         Raises:
             JobFailedError: it failed, and `raise_on_error` is on.
+            TimeoutError: it did not end in time.
         """
         if not self._job().state.is_final:
-            JobRun.wait_for_completion(self, show_output=show_output, raise_on_error=raise_on_error)
+            self._wait(
+                show_output=show_output, raise_on_error=raise_on_error, timeout_s=timeout_seconds
+            )
         elif raise_on_error:
             attaching.raise_for_end(self._job())
         return self.get_status()
@@ -416,8 +440,8 @@ class StepRun(JobRun):
     ) -> dict[str, Any]:
         """Return the logged values, see `JobRun.get_metrics`."""
         if self._row.original is None:
-            return JobRun.get_metrics(self, name, recursive)
-        return self.original.get_metrics(name, recursive)
+            return JobRun.get_metrics(self, name, recursive, run_type, populate)
+        return self.original.get_metrics(name, recursive, run_type, populate)
 
     def get_file_names(self) -> Sequence[str]:
         """Return the names of the stored files."""

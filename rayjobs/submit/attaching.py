@@ -108,6 +108,11 @@ def wait(workspace: OpenWorkspace, job_id: str, *, timeout_s: float | None = Non
         time.sleep(POLL_S)
 
 
+def not_in_time(job: Job, timeout_s: float) -> TimeoutError:
+    """Return the error for a job that did not end within `timeout_s`."""
+    return TimeoutError(f"{job.id} is {job.state} after {timeout_s:g} s; it continues")
+
+
 def end_text(job: Job) -> str:
     """Return one sentence on how a final job ended."""
     if job.state is JobState.FAILED and job.failure is not None:
