@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayjobs.core.errors import UsageError
 from rayjobs.datastore.refs import DataPath, DataReference, datastore_name_of
@@ -21,6 +21,16 @@ PARAMETER_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_ -]*$")
 OUTPUT_MODES = ("mount", "upload", "direct", "hdfs")
 INPUT_MODES = ("mount", "download", "direct")
 DEFAULT_PATH = "azureml/{run-id}/{output-name}"
+
+
+Described = TypeVar("Described")
+
+
+def _with(one: Described, **changes: Any) -> Described:
+    """Return a copy of an object with changed attributes."""
+    changed = copy.copy(one)
+    vars(changed).update(changes)
+    return changed
 
 
 class TrainingOutput:
@@ -253,22 +263,17 @@ class InputPortBinding:
         """Return the placeholder that becomes the path in a job's arguments."""
         return f"${self.environment_variable}"
 
-    def _with(self, **changes: Any) -> InputPortBinding:
-        found = copy.copy(self)
-        vars(found).update(changes)
-        return found
-
     def as_input(self, input_name: str) -> InputPortBinding:
         """Return the same data under another name."""
-        return self._with(name=input_name)
+        return _with(self, name=input_name)
 
     def as_mount(self) -> InputPortBinding:
         """Return the same data mounted."""
-        return self._with(bind_mode="mount")
+        return _with(self, bind_mode="mount")
 
     def as_download(self, path_on_compute: str | None = None) -> InputPortBinding:
         """Return the same data downloaded."""
-        return self._with(bind_mode="download", path_on_compute=path_on_compute)
+        return _with(self, bind_mode="download", path_on_compute=path_on_compute)
 
 
 class PipelineDataset:
@@ -294,24 +299,19 @@ class PipelineDataset:
         """The output."""
         return self._data
 
-    def _with(self, **changes: Any) -> PipelineDataset:
-        found = copy.copy(self)
-        vars(found).update(changes)
-        return found
-
     def as_named_input(self, name: str) -> PipelineDataset:
         """Return it under another name."""
         if NAME.match(name) is None:
             raise UsageError(f"{name!r} is not a name; use letters, digits and underscores")
-        return self._with(_name=name)
+        return _with(self, _name=name)
 
     def as_mount(self, path_on_compute: str | None = None) -> PipelineDataset:
         """Return it mounted."""
-        return self._with(_mode="mount", _path_on_compute=path_on_compute)
+        return _with(self, _mode="mount", _path_on_compute=path_on_compute)
 
     def as_download(self, path_on_compute: str | None = None) -> PipelineDataset:
         """Return it downloaded."""
-        return self._with(_mode="download", _path_on_compute=path_on_compute)
+        return _with(self, _mode="download", _path_on_compute=path_on_compute)
 
     def as_direct(self) -> PipelineDataset:
         """Return it as files: the table of a step is unknown before the step has run."""
