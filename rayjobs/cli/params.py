@@ -191,18 +191,3 @@ def complete_by_name(command: click.Command, words: str) -> None:
         elif source is not None:
             is_job = isinstance(parameter.type, JobId)
             parameter.type = JobId(source) if is_job else Names(source)
-
-
-def values_of(parameters: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values of ``-p NAME=VALUE``.
-
-    Raises:
-        click.UsageError: a text has no ``=``.
-    """
-    values: dict[str, Any] = {}
-    for one in parameters:
-        name, separator, value = one.partition("=")
-        if not separator or not name:
-            raise click.UsageError(f"-p {one}: write NAME=VALUE.")
-        values[name] = value
-    return values

@@ -16,7 +16,7 @@ from rayjobs.cli.jobviews import end_text, job_json, short_id
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.outlook import outlooks, state_now, waits_for_first
 from rayjobs.cli.output import ago_text, facts, print_json, state_colour, table
-from rayjobs.cli.params import JobId, values_of
+from rayjobs.cli.params import JobId, pairs
 from rayjobs.cli.pipeline_schedule import schedule
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option, quiet_option
 from rayjobs.cli.unknown_names import require_experiment
@@ -107,7 +107,7 @@ def run(
     if (file is None) == (published is None):
         raise click.UsageError("give a pipeline: -f FILE, or --published PIPELINE.")
     spec = None if file is None else load_pipeline(file)
-    values = values_of(parameter)
+    values = pairs(parameter, option="-p", example="epochs=5")
     with settings.open(create=spec is not None) as workspace:
         source: str | None = None
         if spec is None:

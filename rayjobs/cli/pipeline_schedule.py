@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rayjobs.cli.output import ago_text, facts, print_json, table
-from rayjobs.cli.params import Names, values_of
+from rayjobs.cli.params import Names, pairs
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.core.errors import UsageError
 
@@ -97,7 +97,7 @@ def create(
             pipeline=published.id,
             recurrence=recurrence,
             watched=watched,
-            parameters=values_of(parameter),
+            parameters=pairs(parameter, option="-p", example="epochs=5"),
         )
     _print(settings, record)
 

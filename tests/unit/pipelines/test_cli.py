@@ -162,6 +162,20 @@ def test_a_wide_graph_is_a_list_in_the_terminal() -> None:
     assert cells_of(few, {})[0][0] == "●  a"
 
 
+def test_two_values_for_one_parameter_are_refused(typed: Typed) -> None:
+    two = ("-p", "epochs=4", "-p", "epochs=5")
+    typed("publish", "-f", typed.file())
+    for words in (
+        ("run", "-f", typed.file(), "--dry-run"),
+        ("schedule", "create", "digits", "--every", "1 day"),
+    ):
+        _, err = typed(*words, *two, code=2)
+        assert "-p 'epochs' is given as '4' and as '5'; give one" in err
+    typed("run", "-f", typed.file(), "--dry-run", "-p", "epochs=4", "-p", "epochs=4")
+    _, err = typed("run", "-f", typed.file(), "-p", "epochs", code=2)
+    assert "-p 'epochs': write it as NAME=VALUE, e.g. epochs=5" in err
+
+
 @pytest.mark.long
 def test_why_rerun_names_the_differences(typed: Typed) -> None:
     typed.played.run()
