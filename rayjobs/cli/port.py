@@ -96,7 +96,10 @@ def _ports(text: str) -> tuple[int, int]:
     except ValueError:
         raise UsageError(f"{text!r} is not [LOCAL:]PORT") from None
     if not (0 <= local < 65536 and 0 < remote < 65536):
-        raise UsageError(f"{text!r}: ports are between 1 and 65535")
+        raise UsageError(
+            f"{text!r}: a job's port is between 1 and 65535; the local port may also be 0, which "
+            f"takes a free one"
+        )
     return local, remote
 
 

@@ -626,6 +626,15 @@ def test_dashboard_needs_a_running_target(terminal: Terminal) -> None:
     assert "rayjobs target start" in done.err
 
 
+@pytest.mark.parametrize("ports", ["0", "0:0", "6006:0", "65536", "65536:1", "1:65536"])
+def test_ports_that_cannot_be_forwarded_are_refused(terminal: Terminal, ports: str) -> None:
+    done = terminal.type("port", "1f3c", ports)
+    assert done.code == 2
+    assert (
+        f"{ports!r}: a job's port is between 1 and 65535; the local port may also be 0" in done.err
+    )
+
+
 def test_the_schema_is_json(terminal: Terminal) -> None:
     schema = json.loads(terminal.type("schema").out)
     assert "max_duration" in schema["properties"]
