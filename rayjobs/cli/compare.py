@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayjobs.cli.jobviews import name_of, short_id
+from rayjobs.cli.jobviews import short_id
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import cut, print_json, table, width
 from rayjobs.cli.params import JobId
 from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.core.numbers import for_json
 from rayjobs.core.terminal import plain_text
+from rayjobs.jobs.records import name_of
 
 if TYPE_CHECKING:
     from rayjobs.jobs.records import Job
@@ -90,18 +92,12 @@ def _as_json(compared: Comparison, rows: list[Row]) -> dict[str, Any]:
                 "section": row.section,
                 "name": row.name,
                 "differs": row.differs,
-                "values": [_json_value(value) for value in row.values],
+                "values": [for_json(value) for value in row.values],
             }
             for row in rows
         ],
         "notes": list(compared.notes),
     }
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    return value
 
 
 def _text(compared: Comparison, rows: list[Row]) -> str:

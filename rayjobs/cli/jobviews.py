@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.cli.outlook import NOT_RESPONDING, Outlook
 from rayjobs.core.text import duration_text
 from rayjobs.jobs.outcomes import UNSEEN
+from rayjobs.jobs.records import name_of
 from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:
@@ -22,12 +23,6 @@ def short_id(job: Job | JobLine) -> str:
     """Return the random tail of a job's id, which names it in every command."""
     tail = job.id.rpartition("_")[2]
     return tail if len(tail) == 8 else job.id
-
-
-def name_of(job: Job | JobLine) -> str:
-    """Return the job's name for display; that of an array's member includes its index."""
-    name = job.display_name or job.name
-    return name if job.array_index is None else f"{name}[{job.array_index}]"
 
 
 def earlier_runs(store: Store, jobs: Iterable[Job | JobLine]) -> dict[str, float]:

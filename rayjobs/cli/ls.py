@@ -17,7 +17,6 @@ from rayjobs.cli.jobviews import (
     bounded_runs,
     earlier_runs,
     job_json,
-    name_of,
     ran_s,
     ran_text,
     short_id,
@@ -36,9 +35,11 @@ from rayjobs.cli.output import (
 from rayjobs.cli.params import Names, pairs
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.numbers import for_json
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import counted, duration_text, verb
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.jobs.records import name_of
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.requests import JobFilter
 
@@ -367,15 +368,8 @@ def _row_json(job: JobLine, found: _Listing) -> dict[str, Any]:
         at_most=job.id in found.bounded,
     )
     if found.columns:
-        row["columns"] = {one.name: _finite(one.of(job)) for one in found.columns}
+        row["columns"] = {one.name: for_json(one.of(job)) for one in found.columns}
     return row
-
-
-def _finite(value: Any) -> Any:
-    """Return a value for JSON: NaN and infinities as text."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    return value
 
 
 def _reason(job: JobLine, outlook: Outlook) -> str:

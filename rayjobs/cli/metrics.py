@@ -7,13 +7,12 @@ from typing import Any
 
 import click
 
-from rayjobs.cli.jobviews import name_of
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, width
 from rayjobs.cli.params import job_argument
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.unknown_names import require_single_job
-from rayjobs.jobs.records import Job, MetricPoint
+from rayjobs.jobs.records import Job, MetricPoint, name_of
 from rayjobs.results.metrics import pick, series, table
 from rayjobs.results.usage import system_points
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rayjobs.cli.jobviews import name_of
 from rayjobs.cli.output import ago_text
 from rayjobs.core.errors import UsageError
+from rayjobs.jobs.records import name_of
 
 if TYPE_CHECKING:
     from rayjobs.cli.settings import Settings

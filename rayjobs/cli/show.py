@@ -14,7 +14,6 @@ from rayjobs.cli.jobviews import (
     bounded_runs,
     earlier_runs,
     job_json,
-    name_of,
     ran_s,
     ran_text,
     short_id,
@@ -31,7 +30,7 @@ from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import GIB, counted, duration_text, size_text
 from rayjobs.data.made import outputs_stored
 from rayjobs.data.pins import inputs_read
-from rayjobs.jobs.records import INTERACTIVE, Attempt, Job
+from rayjobs.jobs.records import INTERACTIVE, Attempt, Job, name_of
 from rayjobs.jobs.states import JobState
 from rayjobs.node.facts import described
 from rayjobs.results.gone import why_gone

@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from rayjobs.cli.jobviews import name_of, ran_s, short_id, waited_s
+from rayjobs.cli.jobviews import ran_s, short_id, waited_s
 from rayjobs.cli.outlook import ANSWER_S, key_of
 from rayjobs.cli.output import cut, cut_inside, print_json, table, width
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import NotFoundError
 from rayjobs.core.paths import home
 from rayjobs.core.text import counted, duration_text, size_text
-from rayjobs.jobs.records import Attempt, Job, JobLine
+from rayjobs.jobs.records import Attempt, Job, JobLine, name_of
 from rayjobs.jobs.states import JobState
 from rayjobs.store.requests import JobFilter
 from rayjobs.target.answers import AllocationStatus, NodeStatus, StatusAnswer, WaitingJob

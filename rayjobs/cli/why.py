@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayjobs.cli.jobviews import earlier_runs, end_text, job_json, name_of, short_id
+from rayjobs.cli.jobviews import earlier_runs, end_text, job_json, short_id
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.outlook import ANSWER_S, key_of, outlooks
 from rayjobs.cli.output import facts, print_json
@@ -20,6 +20,7 @@ from rayjobs.core.errors import NotFoundError
 from rayjobs.core.paths import home
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import duration_text, size_text
+from rayjobs.jobs.records import name_of
 from rayjobs.jobs.states import JobState
 from rayjobs.store.requests import JobFilter
 from rayjobs.target.answers import ExplainAnswer, FreeNode, JobDecision

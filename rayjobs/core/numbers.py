@@ -1,9 +1,10 @@
-"""Tests for numbers that came from JSON, YAML or a caller. A bool is not a number here."""
+"""Numbers from JSON, YAML or a caller, and for JSON. A bool is not a number here."""
 
 from __future__ import annotations
 
+import math
 import sys
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 
 def is_whole(value: object, *, at_least: int | None = None) -> TypeGuard[int]:
@@ -18,3 +19,10 @@ def is_number(value: object) -> TypeGuard[int | float]:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return abs(value) <= sys.float_info.max
+
+
+def for_json(value: Any) -> Any:
+    """Return a value for JSON: NaN and the infinities as text, every other value unchanged."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

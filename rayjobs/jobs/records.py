@@ -125,6 +125,12 @@ class JobLine(NamedTuple):  # a frozen dataclass takes five times as long to mak
     held: str | None
 
 
+def name_of(job: Job | JobLine) -> str:
+    """Return the job's name for display; that of an array's member includes its index."""
+    name = job.display_name or job.name
+    return name if job.array_index is None else f"{name}[{job.array_index}]"
+
+
 class AllocationState(StrEnum):
     """The state of an allocation."""
 

@@ -17,6 +17,7 @@ from rayjobs.core.errors import UsageError
 from rayjobs.core.failures import FailureClass
 from rayjobs.core.units import parse_duration
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.jobs.records import name_of
 from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:
@@ -120,14 +121,9 @@ def _age(job: JobLine) -> float | None:
     return _seconds(job.submitted_at, datetime.now(UTC))
 
 
-def _name(job: JobLine) -> str:
-    name = job.display_name or job.name
-    return name if job.array_index is None else f"{name}[{job.array_index}]"
-
-
 FIELDS: Mapping[str, Callable[[JobLine], Any]] = {
     "id": lambda job: job.id,
-    "name": _name,
+    "name": name_of,
     "experiment": lambda job: job.experiment,
     "state": lambda job: str(job.state),
     "user": lambda job: job.user,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rayjobs.core.numbers import is_number, is_whole
+from rayjobs.core.numbers import for_json, is_number, is_whole
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None])
@@ -28,3 +28,19 @@ def test_only_finite_floats_are_numbers(value: object) -> None:
 @pytest.mark.parametrize("value", [0, -2, 1.5, 10**300])
 def test_numbers(value: object) -> None:
     assert is_number(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (math.nan, "NaN"),
+        (math.inf, "Infinity"),
+        (-math.inf, "-Infinity"),
+        (1.5, 1.5),
+        (True, True),
+        ("inf", "inf"),
+        (None, None),
+    ],
+)
+def test_json_has_numbers_that_are_not_finite_as_text(value: object, shown: object) -> None:
+    assert for_json(value) == shown
