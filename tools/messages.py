@@ -41,14 +41,21 @@ KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false
 
 
 def classes() -> dict[str, type[Message]]:
-    """Return every class of a message, by its name."""
+    """Return every class of a message, by its name.
+
+    Raises:
+        ValueError: two classes have one name, and the page has a section for each name.
+    """
     for package in (injob, jobs, protocol, target):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             spec = importlib.util.find_spec(module.name)
             source = spec.loader.get_source(module.name) if spec and spec.loader else ""
             if "(Message)" in (source or ""):
                 importlib.import_module(module.name)
-    found = {one.__name__: one for one in _subclasses(Message)}
+    found: dict[str, type[Message]] = {}
+    for one in _subclasses(Message):
+        if found.setdefault(one.__name__, one) is not one:
+            raise ValueError(f"two messages are called {one.__name__}: rename one of them")
     return dict(sorted(found.items()))
 
 

@@ -164,14 +164,14 @@ class LeaseAnswer(Answer):
 
 
 @dataclass(frozen=True)
-class StacksAnswer(Answer):
+class HostStacks(Answer):
     """A host's answer to "stacks": where each live rank is."""
 
     ranks: Tuple[RankStack, ...] = ()
 
 
 @dataclass(frozen=True)
-class SessionAnswer(Answer):
+class HostSession(Answer):
     """A host's answer to "exec" and "exec-state".
 
     Attributes:

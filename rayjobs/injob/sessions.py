@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Set, Tuple
 from rayjobs.injob import helpers
 from rayjobs.injob.answers import Answer, refusal
 from rayjobs.injob.helpers import Helper
-from rayjobs.injob.hostmessages import HostRequest, PortAnswer, SessionAnswer
+from rayjobs.injob.hostmessages import HostRequest, HostSession, PortAnswer
 from rayjobs.injob.identity import send_signal
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.starter import Starter
@@ -43,7 +43,7 @@ class Sessions:
                 return refusal("there is no such session")
             if found.has_ended:
                 self._forget_after(request.session)
-            return SessionAnswer(ended=found.has_ended, exit_code=_code_of(found))
+            return HostSession(ended=found.has_ended, exit_code=_code_of(found))
         if request.op == "exec-signal":
             found = self._sessions.get(request.session)
             if found is not None:
@@ -91,7 +91,7 @@ class Sessions:
             for descriptor in opened:
                 os.close(descriptor)
         self._sessions[request.session] = helper
-        return SessionAnswer()
+        return HostSession()
 
     def _forget_after(self, name: str) -> None:
         """Keep the last reported sessions, for agents that ask again; drop older ones."""

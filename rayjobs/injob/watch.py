@@ -10,7 +10,7 @@ from typing import List, Optional, Sequence, Tuple
 from rayjobs.injob import stacks
 from rayjobs.injob.answers import Answer
 from rayjobs.injob.ending import Ending
-from rayjobs.injob.hostmessages import HostRequest, LeaseAnswer, StacksAnswer
+from rayjobs.injob.hostmessages import HostRequest, HostStacks, LeaseAnswer
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import LaunchPlan
@@ -95,7 +95,5 @@ class Watch:
             return LeaseAnswer(stamp=stamp, silent_s=silent_s)
         if request.op == "stacks":
             dumps = self._dump_all()
-            return StacksAnswer(
-                ranks=tuple(replace(one.as_record(), text=one.text) for one in dumps)
-            )
+            return HostStacks(ranks=tuple(replace(one.as_record(), text=one.text) for one in dumps))
         return None

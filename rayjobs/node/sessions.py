@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from rayjobs.injob import sessionsteps as steps
 from rayjobs.injob.answers import Answer
-from rayjobs.injob.hostmessages import HostRequest, PortAnswer, SessionAnswer
+from rayjobs.injob.hostmessages import HostRequest, HostSession, PortAnswer
 from rayjobs.injob.sessionsteps import SessionEvent, SessionReply, SessionStep
 from rayjobs.launch import hostclient
 from rayjobs.node.hosts import host_on
@@ -299,7 +299,7 @@ class _Process(_Session):
                         files=files,
                         terminal=step.terminal,
                     ),
-                    SessionAnswer,
+                    HostSession,
                 )
                 if not self._opening.terminal:
                     # The process has opened it by now, so closing it here gives the process EOF.
@@ -365,9 +365,7 @@ class _Process(_Session):
 
     async def _state(self) -> tuple[bool, int | None, str]:
         try:
-            answer = await _ask(
-                self.on, HostRequest("exec-state", session=self.name), SessionAnswer
-            )
+            answer = await _ask(self.on, HostRequest("exec-state", session=self.name), HostSession)
         except _RefusedError:
             if self._host is not None and hostclient.is_alive(self._host.identity):
                 return False, None, ""
@@ -396,7 +394,7 @@ class _Process(_Session):
 
     async def _signal(self, number: int) -> None:
         await _ask(
-            self.on, HostRequest("exec-signal", session=self.name, number=number), SessionAnswer
+            self.on, HostRequest("exec-signal", session=self.name, number=number), HostSession
         )
 
     async def end(self) -> None:

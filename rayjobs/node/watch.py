@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rayjobs.injob.answers import Answer
-from rayjobs.injob.hostmessages import HostRequest, HostState, LeaseAnswer, StacksAnswer
+from rayjobs.injob.hostmessages import HostRequest, HostStacks, HostState, LeaseAnswer
 from rayjobs.injob.identity import Identity, identity_of, stat_of
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.injob.rankstack import RankStack
@@ -58,7 +58,7 @@ async def stalled(on: AttemptOnNode, *, reason: str) -> None:
 
 async def stacks(on: AttemptOnNode) -> tuple[RankStack, ...] | None:
     """Return the stack of each rank; None: no host answers."""
-    answer = await _ask(on, HostRequest("stacks"), StacksAnswer, timeout_s=STACKS_S)
+    answer = await _ask(on, HostRequest("stacks"), HostStacks, timeout_s=STACKS_S)
     return None if answer is None else answer.ranks
 
 

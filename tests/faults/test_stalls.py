@@ -13,7 +13,7 @@ import pytest
 from rayjobs.core.failures import FailureClass
 from rayjobs.injob import lease, stacks, stall
 from rayjobs.injob.exitrecord import ExitRecord
-from rayjobs.injob.hostmessages import HostRequest, StacksAnswer
+from rayjobs.injob.hostmessages import HostRequest, HostStacks
 from rayjobs.injob.identity import identity_of, own_identity
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.rankstack import RankStack
@@ -111,7 +111,7 @@ def test_rank_dumps_its_own_stacks_without_ptrace(
 def test_stacks_of_a_living_attempt_on_demand(short_path: Path, warm: str) -> None:
     hangs = Attempt.make(short_path, HANGS, ranks=2).start(warm)
     hangs.printed("up", rank=1)
-    answer = asyncio.run(hangs.host.ask(HostRequest("stacks"), StacksAnswer))
+    answer = asyncio.run(hangs.host.ask(HostRequest("stacks"), HostStacks))
     assert [one.rank for one in answer.ranks] == [0, 1]
     assert all(one.text for one in answer.ranks)
     assert hangs.status()["state"] == "running"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rayjobs.injob.helpers import Helper
-from rayjobs.injob.hostmessages import HostRequest, SessionAnswer
+from rayjobs.injob.hostmessages import HostRequest, HostSession
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.sessions import MOST, Sessions
 
@@ -23,7 +23,7 @@ def test_host_keeps_only_the_last_ended_sessions() -> None:
     for number, name in enumerate(ended):
         sessions._sessions[name] = Helper("a session", Identity(number, 1, "boot"), status=7 << 8)
         for _ in range(2):  # an answer may be lost and requested again
-            assert ask(name) == SessionAnswer(ended=True, exit_code=7)
-    assert ask(running) == SessionAnswer(ended=False)
+            assert ask(name) == HostSession(ended=True, exit_code=7)
+    assert ask(running) == HostSession(ended=False)
     assert list(sessions._sessions) == [running, *ended[-MOST:]]
-    assert ask(ended[-1]) == SessionAnswer(ended=True, exit_code=7)
+    assert ask(ended[-1]) == HostSession(ended=True, exit_code=7)

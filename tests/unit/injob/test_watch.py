@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rayjobs.injob import stacks, watch
-from rayjobs.injob.hostmessages import HostRequest, StacksAnswer
+from rayjobs.injob.hostmessages import HostRequest, HostStacks
 from rayjobs.injob.lease import Lease, boot_clock_s
 
 
@@ -40,5 +40,5 @@ def test_dumps_of_many_ranks_end_with_the_lease(
 
     monkeypatch.setattr(stacks, "dump", dump)
     answer = looking.answer(HostRequest("stacks"))
-    assert isinstance(answer, StacksAnswer)
+    assert isinstance(answer, HostStacks)
     assert dumped == [0, 1, 2] == [one.rank for one in answer.ranks]
