@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rayjobs.core.errors import UsageError
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.injob.tree import LEVELS
 from rayjobs.target.local_head import LOCAL
 
 HOLD = "RAYJOBS_HOLD"
@@ -56,6 +55,8 @@ class NodeSettings:
         Raises:
             UsageError: a variable has an invalid value.
         """
+        from rayjobs.injob.tree import LEVELS  # keepers use this module too, but not the tree
+
         hold = environment.get(HOLD, "").strip() or AUTO
         if hold not in (AUTO, *LEVELS):
             raise UsageError(
