@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rayjobs.core import short_tmp
 from rayjobs.core.errors import TargetError
-from rayjobs.core.files import read_json
+from rayjobs.core.files import read_message
 from rayjobs.core.paths import TargetPaths, runtime_dir
 from rayjobs.core.text import counted
 from rayjobs.injob.answers import Answer
@@ -31,6 +31,9 @@ from rayjobs.target.local_head import command_of
 from rayjobs.target.node_settings import node_root
 from rayjobs.target.reports import Activity
 from rayjobs.target.requests import TargetRequest
+
+if TYPE_CHECKING:
+    from rayjobs.injob.hostmessages import HostFile
 
 RETIRE_ANSWER_S = 20.0
 SHORT_ANSWER_S = 5.0
@@ -280,31 +283,29 @@ def _end_attempts(location: TargetLocation, say: Callable[[str], None]) -> bool:
     hosts = list(_living_hosts(location))
     if hosts:
         say(f"ending {counted(len(hosts), 'running attempt')}")
-    for _values, identity in hosts:
-        _signal(identity, signal.SIGTERM)  # a host then ends its ranks and writes exit.json
-    _wait_for_end([identity for _values, identity in hosts], HOST_GRACE_S)
-    for values, identity in hosts:
-        _signal(identity, signal.SIGKILL)
-        marker = str(values.get("marker") or "")
-        if marker:
-            left = [identity_of(stat.pid) for stat in marked(marker)]
+    for host in hosts:
+        _signal(host.identity, signal.SIGTERM)  # a host then ends its ranks and writes exit.json
+    _wait_for_end([host.identity for host in hosts], HOST_GRACE_S)
+    for host in hosts:
+        _signal(host.identity, signal.SIGKILL)
+        if host.marker:
+            left = [identity_of(stat.pid) for stat in marked(host.marker)]
             end([found for found in left if found is not None], polite_s=0.0)
     return bool(hosts)
 
 
-def _living_hosts(location: TargetLocation) -> Iterator[tuple[dict[str, Any], Identity]]:
+def _living_hosts(location: TargetLocation) -> Iterator[HostFile]:
+    from rayjobs.injob.hostmessages import HostFile  # of use only when a head is stopped
+
     # The head may have been started without the variable that names another folder.
     roots = {location.home / "node", node_root(location.home)}
     for path in chain.from_iterable((root / "attempts").glob("*/a*/host.json") for root in roots):
         if (path.parent / "exit.json").exists():
             continue
-        values = read_json(path) or {}
-        try:
-            identity = Identity.from_json(values)
-        except (KeyError, TypeError, ValueError):
-            continue  # incomplete after a crash: its host never started
-        if is_alive(identity):
-            yield values, identity
+        host = read_message(path, HostFile)
+        # A file that cannot be read is incomplete after a crash: its host never started.
+        if host is not None and is_alive(host.identity):
+            yield host
 
 
 def end_warm(location: TargetLocation) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError, TargetError
-from rayjobs.core.files import read_json
 from rayjobs.core.text import counted, verb
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import JobLine
@@ -22,6 +20,7 @@ from rayjobs.target import abandoned, keeper, reach, starting, stop_record, wake
 from rayjobs.target.record import all_targets, load_target
 from rayjobs.target.stopping import StopRefusedError, TargetLocation
 from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
+from rayjobs.workspace.registrations import registered
 
 UNFINISHED = [state for state in JobState if state not in FINAL]
 LISTED = 10
@@ -112,11 +111,7 @@ def of_target(name: str, *, home: Path, but: Path | None = None) -> Unfinished:
 
 def served(location: TargetLocation) -> list[Path]:
     """Return the workspaces that were registered with a target."""
-    files = sorted(location.paths.workspaces.glob("*.json"))
-    found = [(read_json(file) or {}).get("path") for file in files]
-    return [
-        Path(path) for path in dict.fromkeys(os.path.realpath(str(one)) for one in found if one)
-    ]
+    return [Path(path) for path in registered(location.paths.workspaces)]
 
 
 def check_not_served(workspace: Path, *, home: Path) -> None:
