@@ -18,6 +18,9 @@ from typing import Any, Callable, Dict, Mapping, Optional, Type, TypeVar, Union
 One = TypeVar("One", bound="Message")
 _Reader = Callable[[Any], Any]
 _REQUIRED = dataclasses.MISSING
+# So many messages of a class are made by hand.
+MADE_BY_HAND = 100
+_MADE: "Dict[type, int]" = {}
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -77,7 +80,29 @@ class Message:
                     ) from None
             elif default is _REQUIRED:
                 raise MessageError(f"{_title(cls)} has no entry {name!r}")
+        return _made(cls, given)
+
+
+def _made(cls: "Type[One]", given: Mapping[str, Any]) -> One:
+    """Return a message with these fields.
+
+    The first ones are made without `__init__`: generating it, with the other methods of its class,
+    takes as long as making hundreds of them this way, and a command reads a few of each class.
+    """
+    count = _MADE.get(cls, 0)
+    if count >= MADE_BY_HAND or hasattr(cls, "__post_init__"):
         return cls(**given)
+    _MADE[cls] = count + 1
+    made = object.__new__(cls)
+    for one in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if one.name in given:
+            value = given[one.name]
+        elif one.default_factory is _REQUIRED:
+            value = one.default
+        else:
+            value = one.default_factory()
+        object.__setattr__(made, one.name, value)
+    return made
 
 
 def read_value(kind: Any, value: object) -> Any:

@@ -134,7 +134,8 @@ def test_training_reads_a_table_and_mounted_files(
     write_iris(folder / "train-dataset" / "iris.csv")
     output = output_of(folder, as_notebook(folder / "train-with-datasets.cells").name)
     assert "files ['outputs/ridge_0.95.pkl']" in output
-    assert "model sklearn_diabetes ['diabetes:1']" in output
+    # The run's own input, and the pair that the program gives.
+    assert "model sklearn_diabetes ['diabetes:1', 'diabetes:1']" in output
     ridge, iris = runs_of("train-with-datasets")
     assert iris.get_metrics()["accuracy"] > 0.9
     assert "outputs/iris_model.pkl" in iris.get_file_names()

@@ -190,4 +190,4 @@ def test_any_flipped_byte_is_noticed_before_anything_is_visible(place: Path) -> 
 
 
 def test_a_missing_archive_is_named(place: Path) -> None:
-    assert "not there" in assert_refused(place, "sha256:" + "0" * 64)
+    assert "does not exist" in assert_refused(place, "sha256:" + "0" * 64)
