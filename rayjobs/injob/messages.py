@@ -18,8 +18,8 @@ from typing import Any, Callable, Dict, Mapping, Optional, Type, TypeVar, Union
 One = TypeVar("One", bound="Message")
 _Reader = Callable[[Any], Any]
 _REQUIRED = dataclasses.MISSING
-# So many messages of a class are made by hand.
-MADE_BY_HAND = 100
+# How many messages of a class are made without its `__init__`, see `_made`.
+MADE_WITHOUT_INIT = 100
 _MADE: "Dict[type, int]" = {}
 _SCALARS = (str, int, float, bool, type(None))
 
@@ -90,7 +90,7 @@ def _made(cls: "Type[One]", given: Mapping[str, Any]) -> One:
     takes as long as making hundreds of them this way, and a command reads a few of each class.
     """
     count = _MADE.get(cls, 0)
-    if count >= MADE_BY_HAND or hasattr(cls, "__post_init__"):
+    if count >= MADE_WITHOUT_INIT or hasattr(cls, "__post_init__"):
         return cls(**given)
     _MADE[cls] = count + 1
     made = object.__new__(cls)

@@ -116,7 +116,7 @@ def rank_request(line: bytes) -> RankRequest:
     """Return the request on a line from another rank.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the line is not such a request.
     """
     values = json.loads(line)
     kind = _REQUESTS.get(str(values.get("call"))) if isinstance(values, dict) else None
@@ -221,7 +221,7 @@ def worker_request(line: bytes) -> Union[MeasureTable, RunBatch]:
     """Return the request on a line from the rank.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the line is not such a request.
     """
     values = json.loads(line)
     if isinstance(values, dict) and "measure" in values:

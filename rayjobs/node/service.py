@@ -63,21 +63,6 @@ LEAVE_S = 10.0
 PRUNING_S = 0.2
 
 
-def _for_lack_of_files(error: PrepareError) -> PrepareError:
-    """Return the error with the fact that only a limit of this process caused it.
-
-    Ray carries an error without those that caused it, so the engine could not see that.
-    """
-    return PrepareError(
-        error.message,
-        failure_class=error.failure_class,
-        lines=error.lines,
-        is_outage=error.is_outage,
-        is_permanent=error.is_permanent,
-        is_out_of_files=True,
-    )
-
-
 class NodeService:
     """Runs a `Node` in the process of its agent. All methods are coroutines of one loop."""
 
@@ -123,7 +108,14 @@ class NodeService:
     async def call(self, method: str, message: Mapping[str, Any]) -> dict[str, Any]:
         """See `NodeAgent.call`."""
         with self.linger.call():
-            return await self._methods[method](message)
+            try:
+                return await self._methods[method](message)
+            except PrepareError as error:
+                # Ray carries an error to the engine without those that caused it.
+                if openfiles.is_exhausted(error):
+                    values = {**error.values, "is_out_of_files": True}
+                    raise PrepareError(error.message, **values) from error
+                raise
 
     def _answering(
         self, method: Call[Asked, Answer], work: Callable[[Asked], Awaitable[Answer]]
@@ -164,11 +156,6 @@ class NodeService:
         self.linger.expect(request.on)
         try:
             return await self._node.prepare(request)
-        except PrepareError as error:
-            self.linger.drop(request.on)
-            if openfiles.is_exhausted(error):
-                raise _for_lack_of_files(error) from error
-            raise
         except BaseException:
             self.linger.drop(request.on)
             raise

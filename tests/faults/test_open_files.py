@@ -10,7 +10,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -204,21 +204,22 @@ def test_an_error_keeps_the_lack_of_files_that_caused_it() -> None:
     assert not openfiles.is_exhausted(ValueError("Too many open files"))
 
 
-def test_the_agent_names_its_lack_of_files_to_the_engine() -> None:
+@pytest.mark.parametrize("method", ["prepare", "launch"])
+def test_the_agent_names_its_lack_of_files_to_the_engine(method: str) -> None:
     """Ray carries an error to the engine without the errors that caused it."""
 
-    async def prepare(_request: object) -> None:
+    async def work(_message: object) -> dict[str, Any]:
         try:
             _cannot_open()
         except OSError as error:
             raise PrepareError("an input cannot be read", failure_class="data") from error
+        return {}
 
     service = NodeService.__new__(NodeService)  # without a node
     service.linger = Linger(1.0, lambda: 0.0)
-    service._node = SimpleNamespace(prepare=prepare)  # type: ignore[assignment]
-    request = SimpleNamespace(on=SimpleNamespace(marker="m", root="/n/m"))
+    service._methods = {method: work}
     with pytest.raises(PrepareError) as caught:
-        asyncio.run(service._prepare(request))  # type: ignore[arg-type]
+        asyncio.run(service.call(method, {}))
     arrived = pickle.loads(pickle.dumps(caught.value))
     assert arrived.is_out_of_files
     assert (arrived.failure_class, str(arrived)) == ("data", "an input cannot be read")

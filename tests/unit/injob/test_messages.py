@@ -13,7 +13,7 @@ from rayjobs.injob.datafile import Registration
 from rayjobs.injob.exitrecord import ExitRecord, GpuUse, Leftovers, RankExit, Remaining, UsageRecord
 from rayjobs.injob.hostmessages import HostFile, HostRequest
 from rayjobs.injob.identity import Identity, own_identity
-from rayjobs.injob.messages import MADE_BY_HAND, Message, MessageError
+from rayjobs.injob.messages import MADE_WITHOUT_INIT, Message, MessageError
 from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.injob.plan import Peer, Relay, parse
 from rayjobs.injob.rankstack import RankStack
@@ -274,7 +274,7 @@ def test_ping_of_an_earlier_agent_counts_as_a_user_by_its_raylet() -> None:
 def test_the_first_messages_of_a_class_are_like_those_after_them() -> None:
     """Those are made without `__init__`, with defaults of their own."""
     values = {"pid": 7, "start_time": 8, "boot_id": "b"}
-    read = [WarmStatus.from_json(values) for _ in range(MADE_BY_HAND + 2)]
+    read = [WarmStatus.from_json(values) for _ in range(MADE_WITHOUT_INIT + 2)]
     assert set(map(repr, read)) == {repr(WarmStatus(pid=7, start_time=8, boot_id="b"))}
     assert read[0] == read[-1]
     assert read[0].not_preloaded is not read[1].not_preloaded
