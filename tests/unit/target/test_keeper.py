@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.core.files import write_private
+from rayjobs.core.files import write_message, write_private
 from rayjobs.core.paths import TargetPaths, runtime_dir
+from rayjobs.injob.hostmessages import HostFile
 from rayjobs.injob.identity import identity_of, is_alive
 from rayjobs.target import keeping, local_head, progress, stopping
 from rayjobs.target.progress import Line, Progress
@@ -137,10 +138,8 @@ def test_running_attempts_are_ended_through_their_hosts(
     assert identity is not None
     folder = short_path / root / "attempts" / "digits_1" / "a1"
     folder.mkdir(parents=True)
-    (folder / "host.json").write_text(
-        f'{{"pid": {identity.pid}, "start_time": {identity.start_time}, '
-        f'"boot_id": "{identity.boot_id}", "marker": ""}}'
-    )
+    host = HostFile(identity.pid, identity.start_time, identity.boot_id, socket="")
+    write_message(folder / "host.json", host)
     messages: list[str] = []
     stopping.stop_head(TargetLocation("local", home), say=messages.append)
     assert not is_alive(identity)
