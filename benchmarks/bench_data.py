@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def _measure(running: s3.S3Server, folder: Path, rounds: int, mib: int) -> list[
     def mounted(to: Path) -> float:
         node = to / "node"  # its cache is new
         began = time.monotonic()
-        done = materialise(resolve_input(reference, catalogue, mode="mount"), None, node, into=to)
+        done = materialise(resolve_input(reference, catalogue, mode="mount"), node, into=to)
         try:
             assert done.how == "mounted", done.said
             ready = time.monotonic()
@@ -147,7 +148,7 @@ def _shared(running: s3.S3Server, folder: Path, mib: int) -> Figure:
 def _trial(source: DataInput, node: Path, into: Path, begin: Barrier) -> None:
     """Read the data set as a trial on this node does."""
     begin.wait(timeout=60.0)  # until all have imported; the limit is for one that has died
-    done = materialise(source, "download", node, into=into)
+    done = materialise(replace(source, mode="download"), node, into=into)
     try:
         _read_all(Path(done.path))
     finally:

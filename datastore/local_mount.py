@@ -52,9 +52,7 @@ class LocalMount:
         )
         self._folder = tempfile.TemporaryDirectory(prefix="dataset-")
         try:
-            self._held = materialise(
-                source, None, default_cache_root(), into=Path(self._folder.name)
-            )
+            self._held = materialise(source, default_cache_root(), into=Path(self._folder.name))
         except BaseException:
             self._folder.cleanup()
             raise

@@ -116,7 +116,6 @@ def start_node(node_root: Path) -> list[Path]:
 
 def materialise(
     source: DataInput,
-    mode: str | None,
     node_root: Path,
     *,
     into: Path,
@@ -129,8 +128,7 @@ def materialise(
     """Provide `source` on this node and return its location.
 
     Args:
-        source: The input, from `resolve_input`.
-        mode: mount, download or direct; None for the input's mode.
+        source: The input, from `resolve_input`; its mode is mount, download or direct.
         node_root: The node's folder, shared by all jobs: its cache and mounts are there.
         into: The attempt's folder for inputs; the input appears as `into/<name>`.
         working_directory: The base of a relative `path_on_compute` (default: `into`).
@@ -143,7 +141,7 @@ def materialise(
         DatastoreError: the data, its storage, the cache or the mount failed. Nothing is left at the
             path.
     """
-    chosen = check_mode(mode or source.mode, allowed=MODES)
+    chosen = check_mode(source.mode, allowed=MODES)
     if chosen == "direct":
         return Materialised(source.name, source.dataset_id, "direct", version=source.version)
     into.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from rayjobs.core.refusing import refuses
 from rayjobs.spec import substitutes
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobFilter
-from rayjobs.submit.submitting import submit
+from rayjobs.submit.submitting import Entry, submit
 from rayjobs.workspace.azure import AzureSettings
 from rayjobs.workspace.orphans import end_orphans
 
@@ -286,9 +286,7 @@ def _submit_job(
         config,
         source=source,
         experiment=experiment.name,
-        idempotency_key=key,
-        parent=parent,
-        numbered=numbered,
+        entry=Entry(idempotency_key=key, parent=parent, is_numbered=numbered),
         wake=experiment.workspace.wakes_targets,
     )
     run = JobRun(experiment, done.job.id)

@@ -291,6 +291,7 @@ def _submit(
     experiment: str | None,
     idempotency_key: str | None,
 ) -> Submitted:
+    from rayjobs.submit.submitting import Entry
     from rayjobs.submit.submitting import submit as submit_job
 
     with LateNotes(settings.note) as late:
@@ -298,9 +299,11 @@ def _submit(
             workspace,
             spec,
             experiment=experiment or spec.name,
-            idempotency_key=idempotency_key,
+            entry=Entry(
+                idempotency_key=idempotency_key,
+                is_numbered=click.get_current_context().meta.get(_DEFAULT_NAME, False),
+            ),
             on_stage=late.on_stage,
-            numbered=click.get_current_context().meta.get(_DEFAULT_NAME, False),
         )
 
 

@@ -161,13 +161,13 @@ class TargetActor:
                 count=gauges.count,
                 waited=gauges.waited,
                 note=lambda facts: self._note(facts, gauges),
+                dashboard=DashboardJobs(
+                    self.target, partial(ray_jobs.open_ray_jobs, self.target), SystemClock()
+                ),
             ),
             drivers=drivers,
             epoch=self.epoch,
             limits=LimitsFile(self.target, home=self.home),
-            shown=DashboardJobs(
-                self.target, partial(ray_jobs.open_ray_jobs, self.target), SystemClock()
-            ),
         )
         self._engine = engine
         notifications = Notifications(

@@ -72,17 +72,19 @@ class TargetMachines:
 
 @dataclass(frozen=True, kw_only=True)
 class Observer:
-    """The callbacks of an engine, for gauges and the status file.
+    """What observes an engine: gauges, the status file and the Ray dashboard.
 
     Attributes:
         count: Called with the name of a counter that grows by one.
         waited: Called with the seconds that a job waited for its start.
         note: Called with facts about the queue after each turn.
+        dashboard: The copy of the queue on the Ray dashboard; None without one.
     """
 
     count: Callable[[str], None] = lambda _name: None
     waited: Callable[[float], None] = lambda _seconds: None
     note: Callable[[Mapping[str, Any]], None] = lambda _facts: None
+    dashboard: DashboardJobs | None = None
 
 
 UNOBSERVED = Observer()
@@ -102,11 +104,9 @@ class Engine:
         drivers: Drivers | None = None,
         epoch: str | None = None,
         limits: Callable[[], Limits] = Limits,
-        shown: DashboardJobs | None = None,
     ) -> None:
         self.target = target
-        # The copy of the queue on the Ray dashboard, or None.
-        self._shown = shown
+        self._dashboard = observer.dashboard
         self.epoch = epoch
         self.drivers = drivers
         self.cluster = cluster = machines.cluster
@@ -248,8 +248,8 @@ class Engine:
         finally:
             if self._tidying is not None:
                 self._tidying.cancel()
-            if self._shown is not None:
-                await self._shown.stop()
+            if self._dashboard is not None:
+                await self._dashboard.stop()
 
     async def turn(self) -> None:
         """Do one round: recovery, cancels, decisions, starts, tidying."""
@@ -292,8 +292,8 @@ class Engine:
         # A sweep keeps the target running, even between two trials.
         busy = len(self.attempts) + (self.drivers.count if self.drivers is not None else 0)
         self._note({"waiting": waiting, "live": busy, "nodes": self.nodes})
-        if self._shown is not None:
-            self._shown.look(views, self.decisions, [node.node_id for node in self.nodes])
+        if self._dashboard is not None:
+            self._dashboard.look(views, self.decisions, [node.node_id for node in self.nodes])
 
     async def _decide(self, views: Sequence[QueueView]) -> int:
         """Decide and act if anything has changed since the last decision.

@@ -46,10 +46,11 @@ class GlooHelper(HostExtras):
             listener.bind(("", port))
             listener.listen(1024)
             self._server = helpers.start(
-                _NAME,
-                [python, "-S", "-E", os.path.abspath(gloo_rendezvous.__file__)],
-                dict(plan.env, RAYJOBS_MARKER=plan.marker),
-                folder="/",
+                helpers.Program(
+                    _NAME,
+                    [python, "-S", "-E", os.path.abspath(gloo_rendezvous.__file__)],
+                    dict(plan.env, RAYJOBS_MARKER=plan.marker),
+                ),
                 log=os.path.join(plan.root, "host.log"),
                 starter=self._starter,
                 give=listener.fileno(),

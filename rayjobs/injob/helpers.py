@@ -46,12 +46,25 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+@dataclass(frozen=True)
+class Program:
+    """A program to start.
+
+    Attributes:
+        name: What messages call it.
+        arguments: The program, looked up in the PATH of `env`, and its arguments.
+        folder: Its working directory.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    env: Mapping[str, str]
+    folder: str = "/"
+
+
 def start(
-    name: str,
-    arguments: Sequence[str],
-    env: Mapping[str, str],
+    program: Program,
     *,
-    folder: str,
     log: str,
     starter: Starter,
     give: int | None = None,
@@ -61,7 +74,6 @@ def start(
     """Start a program that dies with this process; what it prints is appended to `log`.
 
     Args:
-        arguments: The program, looked up in the PATH of `env`, and its arguments.
         starter: Adds it to the attempt's processes.
         give: A descriptor that becomes its standard input; None: its standard input is empty.
         files: Descriptors that become its standard input, output and error, instead of `log`.
@@ -82,9 +94,9 @@ def start(
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         identity = identity_of(pid)
         if identity is None:
-            raise OSError(f"the new process of {name} does not appear in /proc")
+            raise OSError(f"the new process of {program.name} does not appear in /proc")
         starter.contain(pid)
-        return Helper(name, identity)
+        return Helper(program.name, identity)
     try:
         startup.restore_signals(as_python=False)
         kernel.die_with_parent(signal.SIGKILL)
@@ -102,7 +114,7 @@ def start(
             os.dup2(one, number)
         if is_terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        os.chdir(folder)
+        os.chdir(program.folder)
         if files:
             openfiles.give_back(starter.plan.soft_files)
             if starter.plan.container is not None:
@@ -111,9 +123,9 @@ def start(
                 container.set_limits(starter.plan.container)
         os.umask(starter.plan.umask)
         startup.close_descriptors(keep=())
-        os.execvpe(arguments[0], list(arguments), dict(env))
+        os.execvpe(program.arguments[0], list(program.arguments), dict(program.env))
     except OSError as error:
-        os.write(2, f"{arguments[0]} cannot be started: {error.strerror}\n".encode())
+        os.write(2, f"{program.arguments[0]} cannot be started: {error.strerror}\n".encode())
     except BaseException as error:
-        os.write(2, f"{arguments[0]} cannot be started: {error!r}\n".encode())
+        os.write(2, f"{program.arguments[0]} cannot be started: {error!r}\n".encode())
     os._exit(_NOT_STARTED)

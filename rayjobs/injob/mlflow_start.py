@@ -86,10 +86,11 @@ class MlflowPort:
         try:
             self._listener.setblocking(True)
             self._server = helpers.start(
-                _NAME,
-                [sys.executable, "-S", "-E", os.path.abspath(mlflow_server.__file__)],
-                environment,
-                folder="/",
+                helpers.Program(
+                    _NAME,
+                    [sys.executable, "-S", "-E", os.path.abspath(mlflow_server.__file__)],
+                    environment,
+                ),
                 log=os.path.join(plan.root, "host.log"),
                 starter=self._starter,
                 give=self._listener.fileno(),

@@ -116,10 +116,7 @@ class MpiStarter(HostExtras):
 
     def _launch(self, name: str, arguments: list[str]) -> None:
         self._launcher = helpers.start(
-            name,
-            arguments,
-            self._environment(),
-            folder=self._folder,
+            helpers.Program(name, arguments, self._environment(), self._folder),
             log=self._log,
             starter=self._starter,
         )

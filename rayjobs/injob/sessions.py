@@ -76,10 +76,9 @@ class Sessions:
                 flag = os.O_RDWR if request.terminal else flag
                 opened.append(os.open(path, flag | os.O_NOCTTY | os.O_CLOEXEC))
             helper = helpers.start(
-                "a session",
-                list(request.arguments or SHELL),
-                environment,
-                folder=plan.work,
+                helpers.Program(
+                    "a session", list(request.arguments or SHELL), environment, plan.work
+                ),
                 log=os.devnull,
                 starter=self._starter,
                 files=opened,

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,18 @@ class StoppedError(DatastoreError):
     """The job's end was requested while its data was prepared."""
 
 
+@dataclass(frozen=True)
+class _Recipient:
+    """An attempt on this node that gets its data; see `NodeData.bring`."""
+
+    on: AttemptOnNode
+    workspace: OpenWorkspace
+    paths: AttemptPaths
+    record: DataRecord
+    note: Note
+    reaches: Reaches
+
+
 class NodeData:
     """The data of all attempts of one node. Its methods block; they are thread-safe."""
 
@@ -101,6 +114,7 @@ class NodeData:
         if not inputs and not outputs:
             return {}
         record = DataRecord.new(paths.data, on)
+        to = _Recipient(on, workspace, paths, record, note, reaches)
         variables: dict[str, str] = {}
         looks: dict[str, dict[str, Any]] = {}
         try:
@@ -109,9 +123,7 @@ class NodeData:
                 variables |= output_variables(name, shown)
             for name, requested in inputs.items():
                 self._check_stopped(on)
-                shown = self._bring_one(
-                    on, workspace, name, requested, paths, record, note, reaches, looks
-                )
+                shown = self._bring_one(to, name, requested, looks)
                 variables |= input_variables(name, shown)
             self._check_stopped(on)
             if looks:
@@ -131,14 +143,9 @@ class NodeData:
 
     def _bring_one(
         self,
-        on: AttemptOnNode,
-        workspace: OpenWorkspace,
+        to: _Recipient,
         name: str,
         requested: InputRequest,
-        paths: AttemptPaths,
-        record: DataRecord,
-        note: Note,
-        reaches: Reaches,
         looks: dict[str, dict[str, Any]],
     ) -> str:
         from rayjobs.datastore.materialise import materialise
@@ -146,17 +153,16 @@ class NodeData:
         began_s = time.monotonic()
         protection = self._protection()
         try:
-            check_folders(pins.datastore_of(workspace, requested.source), reaches)
-            source = pins.resolve(workspace, name, **requested.to_json())
-            check_folders(source.records, reaches)
+            check_folders(pins.datastore_of(to.workspace, requested.source), to.reaches)
+            source = pins.resolve(to.workspace, name, **requested.to_json())
+            check_folders(source.records, to.reaches)
             held = materialise(
                 source,
-                None,
                 self.folder,
-                into=paths.inputs,
-                working_directory=paths.work,
+                into=to.paths.inputs,
+                working_directory=to.paths.work,
                 cache_bytes=_cache_bytes(),
-                progress=self._progress(on, name, note),
+                progress=self._progress(to.on, name, to.note),
                 protection=protection,
             )
         except StoppedError:
@@ -165,18 +171,18 @@ class NodeData:
             # Keep the class, which says whose fault it is; add the name, since a job may have many
             # inputs.
             raise type(error)(f"input {name!r}: {error}") from error
-        definition = _write_definition(source, paths.inputs) if held.how == "direct" else None
+        definition = _write_definition(source, to.paths.inputs) if held.how == "direct" else None
         given = AttemptInput(held.path, source.mode, held.how, definition)
-        record.add_input(name, given, HeldInput.from_json(held.to_json()))
+        to.record.add_input(name, given, HeldInput.from_json(held.to_json()))
         took_s = time.monotonic() - began_s
-        self._refuse_own_output(name, held, paths.root)
+        self._refuse_own_output(name, held, to.paths.root)
         why_open = _why_open(held, protection)
-        node = on.node
+        node = to.on.node
         if node and held.seen:
             # The first node compares the files for all nodes: it must know which nodes left them
             # writable.
             how = f"not read-only by their own path: {why_open}" if why_open else "read-only"
-            note(
+            to.note(
                 pins.PROTECTED_EVENT,
                 f"input {name}: on node {node} its files are {how}",
                 {"name": name, "node": node, "why_open": why_open},
@@ -188,7 +194,7 @@ class NodeData:
                     "version": held.version,
                     "why_open": why_open,
                 }
-            note(
+            to.note(
                 pins.INPUT_EVENT,
                 _input_text(held, requested, took_s),
                 {
@@ -205,7 +211,7 @@ class NodeData:
                 },
             )
         for sentence in held.said:
-            note("data", sentence, {"name": name})
+            to.note("data", sentence, {"name": name})
         return held.path
 
     def _refuse_own_output(self, name: str, held: Materialised, root: Path) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -94,6 +94,7 @@ def make_app(
     guard = Guard(workspace.store)
     requests = metrics.Requests(lines)
     audit = Audit(workspace.store, lines)
+    gate = _Gate(guard, requests, audit, lines)
     known = KnownTargets(workspace)
     extra: list[tuple[str, str, Role, Handler]] = [
         ("GET", "/v1/workspace", Role.VIEWER, _about(workspace)),
@@ -108,25 +109,11 @@ def make_app(
         *datastores.routes(workspace),
     ]
     routes = [
-        _route(
-            guard,
-            requests,
-            audit,
-            lines,
-            verb,
-            path,
-            role,
-            handler,
-            may_repeat=_may_repeat(verb, path),
-        )
+        gate.route(verb, path, role, handler, may_repeat=_may_repeat(verb, path))
         for verb, path, role, handler in extra
     ]
     routes += [
-        _route(
-            guard,
-            requests,
-            audit,
-            lines,
+        gate.route(
             one.verb,
             one.path,
             one.role,
@@ -171,69 +158,71 @@ def make_app(
     )
 
 
-def _route(
-    guard: Guard,
-    requests: metrics.Requests,
-    audit: Audit,
-    lines: Lines,
-    verb: str,
-    path: str,
-    role: Role,
-    handler: Handler,
-    *,
-    may_repeat: bool,
-) -> Route:
-    def note(request: Request, caller: Caller, status: int) -> None:
-        """Record a change, even a refused one: a failed request may have had an effect."""
-        is_change = verb != "GET" and role > Role.VIEWER and not path.endswith(UNAUDITED)
-        if status not in UNREAD and getattr(request.state, "is_change", is_change):
-            audit.add(
-                user=caller.user,
-                token_id=caller.token.id,
-                what=getattr(request.state, "change", f"{verb} {request.scope['path']}"),
-                status=status,
-                client="" if request.client is None else request.client.host,
-                named=getattr(request.state, "object", ""),
-            )
+@dataclass(frozen=True)
+class _Gate:
+    """What every request passes before and after its handler: access, timing, audit and log."""
 
-    async def answered(request: Request, caller: Caller) -> Response:
-        try:
-            for text in (*request.path_params.values(), *request.query_params.values()):
-                plain.decoder(str)(text)  # stores only keep text
-            return await handler(request, caller)
-        except Refusal as refusal:
-            return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
-        except plain.PlainFormError as error:
-            return error_answer(400, "UsageError", f"the request cannot be read: {error}")
-        except (RayjobsError, DatastoreError) as error:
-            return _refused(error, lines, may_repeat=may_repeat)
+    guard: Guard
+    requests: metrics.Requests
+    audit: Audit
+    lines: Lines
 
-    async def endpoint(request: Request) -> Response:
-        try:
-            header = request.headers.get("authorization", "")
-            caller = guard.known(header, role)
-            if caller is None:
-                client = "" if request.client is None else request.client.host
-                caller = await with_token(guard.admit, header, role, client)
-            request.scope[USER] = caller.user
-            request.state.check = partial(guard.check, header, role)
-        except Refusal as refusal:
-            if refusal.caller is not None:
-                request.scope[USER] = refusal.caller.user
-                if refusal.status == 403:  # 401: an expired or revoked token changes nothing
-                    note(request, refusal.caller, refusal.status)
-            return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
-        except RayjobsError as error:
-            return _refused(error, lines, may_repeat=True)  # nothing was done
-        status = 500
-        try:
-            answer = await answered(request, caller)
-            status = answer.status_code
-            return answer
-        finally:
-            note(request, caller, status)
+    def route(
+        self, verb: str, path: str, role: Role, handler: Handler, *, may_repeat: bool
+    ) -> Route:
+        """Return the route of `handler`, for users who have `role`."""
 
-    return Route(path, requests.timed(verb, path, endpoint), methods=[verb])
+        def note(request: Request, caller: Caller, status: int) -> None:
+            """Record a change, even a refused one: a failed request may have had an effect."""
+            is_change = verb != "GET" and role > Role.VIEWER and not path.endswith(UNAUDITED)
+            if status not in UNREAD and getattr(request.state, "is_change", is_change):
+                self.audit.add(
+                    user=caller.user,
+                    token_id=caller.token.id,
+                    what=getattr(request.state, "change", f"{verb} {request.scope['path']}"),
+                    status=status,
+                    client="" if request.client is None else request.client.host,
+                    named=getattr(request.state, "object", ""),
+                )
+
+        async def answered(request: Request, caller: Caller) -> Response:
+            try:
+                for text in (*request.path_params.values(), *request.query_params.values()):
+                    plain.decoder(str)(text)  # stores only keep text
+                return await handler(request, caller)
+            except Refusal as refusal:
+                return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
+            except plain.PlainFormError as error:
+                return error_answer(400, "UsageError", f"the request cannot be read: {error}")
+            except (RayjobsError, DatastoreError) as error:
+                return _refused(error, self.lines, may_repeat=may_repeat)
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                header = request.headers.get("authorization", "")
+                caller = self.guard.known(header, role)
+                if caller is None:
+                    client = "" if request.client is None else request.client.host
+                    caller = await with_token(self.guard.admit, header, role, client)
+                request.scope[USER] = caller.user
+                request.state.check = partial(self.guard.check, header, role)
+            except Refusal as refusal:
+                if refusal.caller is not None:
+                    request.scope[USER] = refusal.caller.user
+                    if refusal.status == 403:  # 401: an expired or revoked token changes nothing
+                        note(request, refusal.caller, refusal.status)
+                return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
+            except RayjobsError as error:
+                return _refused(error, self.lines, may_repeat=True)  # nothing was done
+            status = 500
+            try:
+                answer = await answered(request, caller)
+                status = answer.status_code
+                return answer
+            finally:
+                note(request, caller, status)
+
+        return Route(path, self.requests.timed(verb, path, endpoint), methods=[verb])
 
 
 def _may_repeat(verb: str, path: str) -> bool:

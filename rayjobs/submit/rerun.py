@@ -45,7 +45,7 @@ def rerun(
         SpecError: a setting is wrong; all problems at once.
     """
     from rayjobs.spec.file import build_spec, merge
-    from rayjobs.submit.submitting import submit
+    from rayjobs.submit.submitting import Entry, submit
 
     job = workspace.store.find(job_id)
     if job.kind == "sweep":
@@ -76,11 +76,9 @@ def rerun(
         spec,
         source=source,
         experiment=job.experiment,
-        snapshot=None if new_code else job.snapshot,
         code_of=None if new_code else job,
-        idempotency_key=idempotency_key,
+        entry=Entry(idempotency_key=idempotency_key, is_numbered="name" not in (changes or {})),
         wake=wake,
-        numbered="name" not in (changes or {}),
     )
 
 

@@ -86,19 +86,34 @@ class Checked:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """How a job is entered into the store, apart from its spec.
+
+    Attributes:
+        idempotency_key: A second submit with it returns the first one's job.
+        parent: The run that the job is a child of.
+        is_numbered: The spec's name is a default: make it unique, such as ``train-3``.
+    """
+
+    idempotency_key: str | None = None
+    parent: str | None = None
+    is_numbered: bool = False
+
+
+PLAIN_ENTRY = Entry()
+
+
 def submit(
     workspace: OpenWorkspace,
     spec: JobSpec,
     *,
     source: Path | None = None,
+    code_of: Job | None = None,
     experiment: str = "default",
-    snapshot: str | None = None,
-    idempotency_key: str | None = None,
+    entry: Entry = PLAIN_ENTRY,
     on_stage: Callable[[str], None] = lambda _text: None,
     wake: bool = True,
-    parent: str | None = None,
-    numbered: bool = False,
-    code_of: Job | None = None,
 ) -> Submitted:
     """Submit a job; it is never lost once this has returned.
 
@@ -106,15 +121,15 @@ def submit(
 
     Args:
         source: The source directory; None: the spec's; if that has none either, nothing is packed.
-        snapshot: Digest of a snapshot that the workspace has, to run instead of packing one.
-        idempotency_key: A second submit with it returns the first one's job.
+        code_of: A job whose snapshot and repository properties the new job gets, if it has a
+            snapshot; nothing is packed then.
+        entry: How the job is entered into the store.
+        on_stage: Called with each stage of the submit, in words.
         wake: Notify the target, and start it in the background if it does not run.
-        code_of: The job that `snapshot` comes from; its repository properties are copied.
-        numbered: The spec's name is a default: make it unique, such as ``train-3``.
 
     Raises:
         SpecError: the spec is wrong; all problems at once.
-        NotFoundError: the workspace has no such `snapshot`.
+        NotFoundError: the snapshot of `code_of` was pruned.
         CannotBePlacedError: the target can never hold it.
         SnapshotError: the source directory cannot be packed.
         StoreError: the job could not be written; nothing was submitted.
@@ -126,49 +141,36 @@ def submit(
         refuse_without_ray(workspace, spec.target)
     warnings = copies.become_own(workspace)
     packed = None
-    properties = {} if code_of is None else git.kept(code_of.properties)
-    if snapshot is None:
+    if code_of is None or code_of.snapshot is None:
         checked = check(workspace, spec, source=source)
         packed = pack_source(workspace, checked, on_stage=on_stage)
         on_stage("submitting the job")
-        digest = None if packed is None else packed.digest
+        snapshot = None if packed is None else packed.digest
         properties = {} if packed is None else dict(packed.properties)
     else:
         bare = check(workspace, spec.model_copy(update={"source_directory": None}))
         named = bare.spec.model_copy(update={"source_directory": spec.source_directory})
         checked = replace(bare, spec=named)
-        digest = snapshot
+        snapshot = code_of.snapshot
         check_snapshot(workspace, snapshot)
+        properties = git.kept(code_of.properties)
     warnings += [*checked.warnings, *(packed.warnings if packed is not None else ())]
     warnings += hand_on_credentials(workspace, checked.spec)
     ready = with_umask(pack_start(workspace, checked.spec))
-    if ready.array is not None:
-        if parent is not None:
-            raise UsageError("a child of a run is not an array: take `array` out of its job")
-        job, created = workspace.store.submit_array(
-            NewJob(
-                spec=ready,
-                experiment=experiment,
-                snapshot=digest,
-                user=user_name(),
-                idempotency_key=idempotency_key,
-                properties=properties,
-                numbered=numbered,
-            )
-        )
-    else:
-        job, created = workspace.store.submit(
-            NewJob(
-                spec=ready,
-                experiment=experiment,
-                snapshot=digest,
-                user=user_name(),
-                idempotency_key=idempotency_key,
-                parent=parent,
-                properties=properties,
-                numbered=numbered,
-            )
-        )
+    if ready.array is not None and entry.parent is not None:
+        raise UsageError("a child of a run is not an array: take `array` out of its job")
+    new = NewJob(
+        spec=ready,
+        experiment=experiment,
+        snapshot=snapshot,
+        user=user_name(),
+        idempotency_key=entry.idempotency_key,
+        parent=entry.parent,
+        properties=properties,
+        numbered=entry.is_numbered,
+    )
+    enter = workspace.store.submit if ready.array is None else workspace.store.submit_array
+    job, created = enter(new)
     starting = False
     notes = checked.notes
     if wake and not job.state.is_final:
@@ -267,11 +269,9 @@ def resume(
         workspace,
         spec,
         experiment=job.experiment,
-        snapshot=job.snapshot,
         code_of=job,
-        idempotency_key=idempotency_key,
+        entry=Entry(idempotency_key=idempotency_key, is_numbered=is_numbered(job)),
         wake=wake,
-        numbered=is_numbered(job),
     )
 
 

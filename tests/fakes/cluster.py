@@ -174,7 +174,7 @@ class FakeAgent:
             waiting.set_result(exit_record(job, attempt, **facts))
 
 
-def exit_record(
+def exit_record(  # noqa: PLR0913 - each is an entry of the record
     job: str,
     attempt: int,
     *,

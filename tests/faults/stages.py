@@ -63,7 +63,7 @@ CLIENT = """
 import json, sys
 from pathlib import Path
 from rayjobs.spec.model import JobSpec
-from rayjobs.submit.submitting import submit
+from rayjobs.submit.submitting import Entry, submit
 from rayjobs.workspace.folder import locate, open_workspace
 
 workspace = open_workspace(locate())
@@ -71,7 +71,7 @@ for line in sys.stdin:
     request = json.loads(line)
     spec = JobSpec.model_validate(request["spec"])
     made = submit(workspace, spec, source=Path(request["source"]), experiment="test",
-                  idempotency_key=request["key"])
+                  entry=Entry(idempotency_key=request["key"]))
     print(made.job.id, flush=True)
 """
 

@@ -265,7 +265,7 @@ def server_of(folder: str) -> int:
 def test_server_lost_during_a_mount_read_is_the_reported_cause(
     source: DataInput, proxy: Proxy, node: Path, tmp_path: Path
 ) -> None:
-    done = materialise(source, None, node, into=tmp_path / "in")
+    done = materialise(source, node, into=tmp_path / "in")
     assert done.how == "mounted"
     proxy.stop()
     with pytest.raises(OSError) as caught:
@@ -280,7 +280,7 @@ def test_server_lost_during_a_mount_read_is_the_reported_cause(
 def test_a_killed_mount_process_is_reported_unmounted_and_replaced(
     source: DataInput, node: Path, tmp_path: Path
 ) -> None:
-    done = materialise(source, None, node, into=tmp_path / "one")
+    done = materialise(source, node, into=tmp_path / "one")
     os.kill(server_of(done.mount_folder), signal.SIGKILL)
     wait_for(lambda: trouble(done) is not None, "the notice of the mount's death")
     assert isinstance(trouble(done), MountLost)
@@ -288,7 +288,7 @@ def test_a_killed_mount_process_is_reported_unmounted_and_replaced(
         (Path(done.path) / "file").read_bytes()
     # "Not connected", or "aborted" while the kernel is still closing: never an empty folder.
     assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-    other = materialise(source, None, node, into=tmp_path / "two")
+    other = materialise(source, node, into=tmp_path / "two")
     assert (Path(other.path) / "file").read_bytes() == CONTENT
     assert trouble(other) is None
     release(done)
@@ -301,10 +301,10 @@ def test_a_killed_mount_process_is_reported_unmounted_and_replaced(
 def test_a_stopped_mount_process_is_reported_and_does_not_hang_the_release(
     source: DataInput, node: Path, tmp_path: Path
 ) -> None:
-    done = materialise(source, None, node, into=tmp_path / "one")
+    done = materialise(source, node, into=tmp_path / "one")
     os.kill(server_of(done.mount_folder), signal.SIGSTOP)
     wait_for(lambda: isinstance(trouble(done), MountLost), "the notice of the stop")
-    other = materialise(source, None, node, into=tmp_path / "two")
+    other = materialise(source, node, into=tmp_path / "two")
     assert (Path(other.path) / "file").read_bytes() == CONTENT
     release(done)
     release(other)
@@ -312,7 +312,7 @@ def test_a_stopped_mount_process_is_reported_and_does_not_hang_the_release(
 
 
 def test_killed_keeper_does_not_unmount(source: DataInput, node: Path, tmp_path: Path) -> None:
-    done = materialise(source, None, node, into=tmp_path / "in")
+    done = materialise(source, node, into=tmp_path / "in")
     record = MountFolder(Path(done.mount_folder)).read()
     assert record is not None
     assert record.keeper is not None
@@ -330,7 +330,7 @@ def test_leftover_mount_is_removed_at_the_next_start(
 ) -> None:
     owner = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
     identity = identity_of(owner.pid)
-    done = materialise(source, None, node, into=tmp_path / "in", owner=identity)
+    done = materialise(source, node, into=tmp_path / "in", owner=identity)
     folder = MountFolder(Path(done.mount_folder))
     record = folder.read()
     assert record is not None
@@ -359,7 +359,7 @@ def test_failing_mount_downloads_and_reports_the_reason(
     stand_in.chmod(0o755)
     monkeypatch.setattr(datastore.mounts, "UP_LIMIT_S", 1.0)
     monkeypatch.setattr(sys, "executable", str(stand_in))
-    done = materialise(source, None, node, into=tmp_path / "in")
+    done = materialise(source, node, into=tmp_path / "in")
     monkeypatch.undo()
     assert done.how == "downloaded"
     assert "did not start" in done.said[0]

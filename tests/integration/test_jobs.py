@@ -13,7 +13,7 @@ from rayjobs.core.paths import runtime_dir
 from rayjobs.jobs.records import AllocationState
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Resources, Retries, SecretRef
-from rayjobs.submit.submitting import submit
+from rayjobs.submit.submitting import Entry, submit
 from rayjobs.target.secrets import TargetSecrets
 from rayjobs.workspace.folder import open_workspace
 from tests.support.jobs import Jobs, until, wake
@@ -351,8 +351,9 @@ def test_one_key_is_one_job(jobs: Jobs) -> None:
     source.mkdir()
     (source / "train.py").write_text("print(1)")
     made = jobs.submit_folder(source)
-    again = submit(jobs.workspace, made.spec, source=source, experiment="test", idempotency_key="k")
-    same = submit(jobs.workspace, made.spec, source=source, experiment="test", idempotency_key="k")
+    entry = Entry(idempotency_key="k")
+    again = submit(jobs.workspace, made.spec, source=source, experiment="test", entry=entry)
+    same = submit(jobs.workspace, made.spec, source=source, experiment="test", entry=entry)
     assert again.created
     assert not same.created
     assert again.job.id == same.job.id

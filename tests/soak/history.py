@@ -14,7 +14,7 @@ from random import Random
 
 from rayjobs.core.errors import RayjobsError
 from rayjobs.spec.model import Distribution, JobSpec, Retries, SecretRef
-from rayjobs.submit.submitting import submit
+from rayjobs.submit.submitting import Entry, submit
 from rayjobs.target import starting
 from rayjobs.workspace.folder import locate, open_workspace
 from tests.checker.evidence import collect, read_history
@@ -27,12 +27,12 @@ CLIENT = """
 import sys
 from pathlib import Path
 from rayjobs.spec.model import JobSpec
-from rayjobs.submit.submitting import submit
+from rayjobs.submit.submitting import Entry, submit
 from rayjobs.workspace.folder import locate, open_workspace
 spec = JobSpec.model_validate_json(sys.argv[1])
 print("begun", flush=True)
 done = submit(open_workspace(locate()), spec, source=Path(sys.argv[2]), experiment="soak",
-              idempotency_key=sys.argv[3])
+              entry=Entry(idempotency_key=sys.argv[3]))
 print(done.job.id, flush=True)
 """
 SETTLE_S = 60.0
@@ -116,7 +116,7 @@ class Soak:
                         spec,
                         source=self._source,
                         experiment="soak",
-                        idempotency_key=key,
+                        entry=Entry(idempotency_key=key),
                     ).job.id
             except RayjobsError as error:
                 self._refused.append(f"submit {key} was refused: {error}")

@@ -17,7 +17,7 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobFilter
-from rayjobs.submit.submitting import submit
+from rayjobs.submit.submitting import Entry, submit
 from rayjobs.target import keeping, local_head, starting
 from rayjobs.workspace.folder import OpenWorkspace
 from tests.faults.test_processes_killed import actor_pid, agents, rank_pid, warm_interpreters
@@ -173,7 +173,11 @@ class Nemesis:
         key = f"probe-{len(self.probes)}"
         spec = JobSpec(name="probe", script="probe.py", grace_s=1.0, priority=10)
         done = submit(
-            self._workspace, spec, source=self._source, experiment="soak", idempotency_key=key
+            self._workspace,
+            spec,
+            source=self._source,
+            experiment="soak",
+            entry=Entry(idempotency_key=key),
         )
         self.probes.append((key, done.job.id))
         self._until(lambda: self._store.job(done.job.id).state.is_final)

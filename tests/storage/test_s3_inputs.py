@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ def test_a_tree_is_the_same_by_mount_and_by_download(
     how: str,
 ) -> None:
     source = resolve_input(store.path("data/train", "train"), catalogue, mode=mode)
-    done = materialise(source, None, node, into=tmp_path / "in")
+    done = materialise(source, node, into=tmp_path / "in")
     assert (done.how, done.said, done.files) == (how, (), 4)
     assert contents(done.path) == below("train/")
     assert sorted(os.listdir(done.path)) == ["cats", "dogs"]
@@ -111,7 +112,7 @@ def test_single_file_input_is_its_path(
 ) -> None:
     dataset = Dataset.File.from_files((store, "data/labels.csv"))
     source = resolve_input(dataset.as_named_input("labels"), catalogue, mode=mode)
-    done = materialise(source, None, node, into=tmp_path / "in")
+    done = materialise(source, node, into=tmp_path / "in")
     assert done.path == str(tmp_path / "in" / "labels" / "labels.csv")
     assert Path(done.path).read_bytes() == TREE["labels.csv"]
     release(done)
@@ -121,7 +122,7 @@ def test_a_mount_is_read_only_and_can_be_read_anywhere(
     store: Datastore, catalogue: MemoryCatalogue, node: Path, tmp_path: Path
 ) -> None:
     done = materialise(
-        resolve_input(store.path("data", "d"), catalogue), None, node, into=tmp_path / "in"
+        resolve_input(store.path("data", "d"), catalogue), node, into=tmp_path / "in"
     )
     try:
         dog = Path(done.path) / "train" / "dogs" / "1.png"
@@ -147,7 +148,7 @@ def test_the_kernel_reads_far_ahead_in_a_mount(
     store: Datastore, catalogue: MemoryCatalogue, node: Path, tmp_path: Path
 ) -> None:
     done = materialise(
-        resolve_input(store.path("data", "d"), catalogue), None, node, into=tmp_path / "in"
+        resolve_input(store.path("data", "d"), catalogue), node, into=tmp_path / "in"
     )
     try:
         device = Path(done.path).stat().st_dev
@@ -163,8 +164,8 @@ def test_mount_is_shared_and_removed_with_its_last_user(
     store: Datastore, catalogue: MemoryCatalogue, node: Path, tmp_path: Path
 ) -> None:
     source = resolve_input(store.path("data", "d"), catalogue)
-    first = materialise(source, None, node, into=tmp_path / "one")
-    second = materialise(source, None, node, into=tmp_path / "two")
+    first = materialise(source, node, into=tmp_path / "one")
+    second = materialise(source, node, into=tmp_path / "two")
     point = Path(first.mount_folder) / "files"
     assert first.mount_folder == second.mount_folder
     release(first)
@@ -180,10 +181,10 @@ def test_another_version_has_another_mount(
 ) -> None:
     old = resolve_input(store.path("data", "d"), catalogue)
     (tmp_path / "new.csv").write_text("new")
-    first = materialise(old, None, node, into=tmp_path / "one")
+    first = materialise(old, node, into=tmp_path / "one")
     store.upload_files([tmp_path / "new.csv"], target_path="data", show_progress=False)
     second = materialise(
-        resolve_input(store.path("data", "d"), catalogue), None, node, into=tmp_path / "two"
+        resolve_input(store.path("data", "d"), catalogue), node, into=tmp_path / "two"
     )
     assert first.mount_folder != second.mount_folder
     assert "new.csv" not in os.listdir(first.path)
@@ -201,7 +202,7 @@ def test_missing_fuse_is_reported_and_the_input_is_downloaded(
 ) -> None:
     monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
     source = resolve_input(store.path("data", "d"), catalogue)
-    done = materialise(source, None, node, into=tmp_path / "in")
+    done = materialise(source, node, into=tmp_path / "in")
     assert done.how == "downloaded"
     (message,) = done.said
     assert "downloaded instead" in message
@@ -218,7 +219,7 @@ from rayjobs.datastore.protection import Protection
 source = DataInput.from_json(json.loads(Path(sys.argv[1]).read_text()))
 protection = Protection(overlay=sys.argv[4] == "overlay")
 done = materialise(
-    source, None, Path(sys.argv[2]), into=Path(sys.argv[3]), protection=protection
+    source, Path(sys.argv[2]), into=Path(sys.argv[3]), protection=protection
 )
 print(json.dumps(done.to_json()), flush=True)
 sys.stdin.read()
@@ -268,7 +269,7 @@ def test_processes_at_once_fetch_each_byte_once(
         answers = [answer(job) for job in jobs]
         for job in jobs:
             job.communicate()
-        again = materialise(source, "mount", node, into=tmp_path / "mounted")
+        again = materialise(replace(source, mode="mount"), node, into=tmp_path / "mounted")
         assert sum(len(content) for content in contents(again.path).values()) == size
         release(again)
         assert size <= proxy.sent < size * 1.05
@@ -306,13 +307,13 @@ def test_writes_to_a_download_are_private_to_the_job(
         pytest.skip("no private layers on this machine")
     protection = Protection(overlay=own == "overlay")
     source = resolve_input(store.path("data", "d"), catalogue, mode="download")
-    done = materialise(source, None, node, into=tmp_path / "one", protection=protection)
+    done = materialise(source, node, into=tmp_path / "one", protection=protection)
     views = json.dumps({"overlays": done.overlays})
     job = [sys.executable, "-c", WRITES, done.path, views]
     written = subprocess.run(job, capture_output=True, text=True, check=False)
     assert written.returncode == 0, written.stderr
     assert "tigers" in written.stdout and "dogs" in written.stdout
-    other = materialise(source, None, node, into=tmp_path / "two", protection=protection)
+    other = materialise(source, node, into=tmp_path / "two", protection=protection)
     assert contents(other.path) == TREE
     for each in (done, other):
         release(each)
@@ -330,7 +331,7 @@ def test_mount_without_fuse_is_read_only_if_possible(
     monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
     source = resolve_input(store.path("data", "d"), catalogue)
     protection = Protection(read_only=True, overlay=True)
-    done = materialise(source, None, node, into=tmp_path / "in", protection=protection)
+    done = materialise(source, node, into=tmp_path / "in", protection=protection)
     assert (done.how, done.overlays, done.read_only) == ("downloaded", (), (done.path,))
     release(done)
 
@@ -357,7 +358,7 @@ def test_a_mount_stays_for_the_owner_that_was_named(
     try:
         source = resolve_input(store.path("data", "d"), catalogue)
         identity = identity_of(owner.pid)
-        done = materialise(source, None, node, into=tmp_path / "in", owner=identity)
+        done = materialise(source, node, into=tmp_path / "in", owner=identity)
         assert start_node(node) == []
         assert contents(done.path) == TREE
     finally:
@@ -375,7 +376,7 @@ def test_mount_processes_have_no_job_marker(
 ) -> None:
     monkeypatch.setenv("RAYJOBS_RUN_ID", "some-job")
     source = resolve_input(store.path("data", "d"), catalogue)
-    done = materialise(source, None, node, into=tmp_path / "in")
+    done = materialise(source, node, into=tmp_path / "in")
     values = json.loads((Path(done.mount_folder) / "mount.json").read_text())
     for name in ("keeper", "server"):
         pid = values[name]["pid"]
@@ -404,7 +405,7 @@ def test_registered_version_is_stable(
     (tmp_path / "3.png").write_bytes(b"late")
     store.upload_files([tmp_path / "3.png"], target_path="data/train/cats", show_progress=False)
     source = resolve_input("dataset:pets:1", catalogue, name="pets", mode="download")
-    done = materialise(source, None, node, into=tmp_path / "in")
+    done = materialise(source, node, into=tmp_path / "in")
     assert contents(done.path) == below("train/")
     assert done.version == "pets:1"
     release(done)

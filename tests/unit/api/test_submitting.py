@@ -37,7 +37,7 @@ from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Dependency, Distribution, Resources
 from rayjobs.submit import checks
-from rayjobs.submit.submitting import submit
+from rayjobs.submit.submitting import Entry, submit
 from rayjobs.target import revive, starting
 from rayjobs.workspace.folder import open_workspace
 from tests.unit.results.played import begin, end
@@ -98,8 +98,9 @@ def test_a_submitted_script_is_queued_with_its_snapshot(
 
 def test_the_same_key_gives_the_same_job(workspace: Workspace, source: Path) -> None:
     spec = JobSpec(script="train.py")
-    first = submit(workspace.opened, spec, source=source, idempotency_key="k")
-    again = submit(workspace.opened, spec, source=source, idempotency_key="k")
+    entry = Entry(idempotency_key="k")
+    first = submit(workspace.opened, spec, source=source, entry=entry)
+    again = submit(workspace.opened, spec, source=source, entry=entry)
     assert (first.created, again.created) == (True, False)
     assert first.job.id == again.job.id
     assert first.starting

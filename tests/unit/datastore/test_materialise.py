@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_a_local_folder_is_linked_for_a_job_for_which_it_can_be_read_only(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
 ) -> None:
     source = resolve_input(images.path("pets", "pets"), catalogue)
-    done = materialise(source, None, node, into=into, protection=JOB)
+    done = materialise(source, node, into=into, protection=JOB)
     assert done.read_only == (str(Path(images.container_name) / "pets"),)
     assert (done.files, done.bytes) == (2, 30)
     assert (done.how, done.path) == ("linked", str(into / "pets"))
@@ -85,7 +86,6 @@ def test_single_file_input_is_its_path(
     for number, source in enumerate(sources):
         done = materialise(
             resolve_input(source, catalogue, name=f"t{number}"),
-            None,
             node,
             into=into,
             protection=JOB,
@@ -100,7 +100,6 @@ def test_a_glob_shows_the_matching_files_only(
     dataset = Dataset.File.from_files((images, "pets/**/1.jpg"))
     done = materialise(
         resolve_input(dataset.as_named_input("some").as_mount(), catalogue),
-        None,
         node,
         into=into,
         protection=JOB,
@@ -115,7 +114,7 @@ def test_a_glob_as_a_path_shows_the_matching_files_only(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path, mode: str
 ) -> None:
     source = resolve_input(f"x=images/pets/**/1.jpg:{mode}", catalogue)
-    done = materialise(source, None, node, into=into, protection=JOB)
+    done = materialise(source, node, into=into, protection=JOB)
     assert listing(done.path) == ["cats/1.jpg"]
     with pytest.raises(DataNotFound, match=r"there is nothing at 'pets/\*\.png'"):
         resolve_input(f"x=images/pets/*.png:{mode}", catalogue)
@@ -127,9 +126,7 @@ def test_a_folder_whose_name_looks_like_a_glob_is_shown_in_place(
     folder = Path(images.container_name) / "run[1]"
     folder.mkdir()
     (folder / "a").write_text("a")
-    done = materialise(
-        resolve_input("x=images/run[1]", catalogue), None, node, into=into, protection=JOB
-    )
+    done = materialise(resolve_input("x=images/run[1]", catalogue), node, into=into, protection=JOB)
     assert Path(done.path).resolve() == folder
 
 
@@ -142,7 +139,7 @@ def test_files_of_an_unfinished_upload_are_not_in_an_input(
     Dataset.File.from_files((images, "pets")).register(catalogue, "pets")
     (Path(images.container_name) / "pets" / "cats" / ".3.jpg.partial-0a1b").write_text("half")
     source = resolve_input(text, catalogue, name="x", mode=mode)
-    done = materialise(source, None, node, into=into, protection=JOB)
+    done = materialise(source, node, into=into, protection=JOB)
     assert listing(done.path) == ["cats/1.jpg", "dogs/2.jpg"]
     if mode == "mount" and text == "images/pets":
         assert done.said == ("input 'x': 1 file of unfinished uploads left out",)
@@ -156,7 +153,7 @@ def test_a_version_shows_its_files_and_no_others(
     (Path(images.container_name) / "pets" / "new.jpg").write_text("new")
     source = resolve_input("dataset:pets:1", catalogue, name="pets", mode=mode)
     assert source.version == "pets:1"
-    done = materialise(source, None, node, into=into, protection=JOB)
+    done = materialise(source, node, into=into, protection=JOB)
     assert listing(done.path) == ["cats/1.jpg", "dogs/2.jpg"]
     assert done.version == "pets:1"
 
@@ -168,10 +165,10 @@ def test_a_touched_file_is_the_same_and_a_changed_one_is_refused(
     source = resolve_input("dataset:pets", catalogue, name="pets")
     file = Path(images.container_name) / "pets" / "cats" / "1.jpg"
     os.utime(file, ns=(1, 1))
-    materialise(source, None, node, into=into, protection=JOB)
+    materialise(source, node, into=into, protection=JOB)
     file.write_text("gpj.1/stac/step")
     with pytest.raises(DataChanged, match=r"1\.jpg"):
-        materialise(source, None, node, into=into, protection=JOB)
+        materialise(source, node, into=into, protection=JOB)
     assert list(into.iterdir()) == []
 
 
@@ -191,7 +188,7 @@ def test_a_download_is_a_private_copy_that_can_be_written_to(
     dataset = Dataset.File.from_files((images, "pets"))
     what = dataset.as_named_input("pets").as_download() if exact else images.path("pets", "pets")
     source = resolve_input(what, catalogue, mode="download")
-    done = materialise(source, None, node, into=into, protection=protection)
+    done = materialise(source, node, into=into, protection=protection)
     mine = Path(done.path, "cats", "1.jpg")
     assert (done.how, mine.is_symlink(), mine.stat().st_nlink) == ("copied", False, 1)
     assert mine.stat().st_mtime_ns == before.st_mtime_ns
@@ -225,7 +222,7 @@ def test_mount_without_namespaces_or_fuse_becomes_a_reported_copy(
     dataset = Dataset.File.from_files((images, "pets"))
     what = dataset.as_named_input("pets").as_mount() if exact else images.path("pets", "pets")
     done = materialise(
-        resolve_input(what, catalogue), None, node, into=into, protection=Protection(why="no way")
+        resolve_input(what, catalogue), node, into=into, protection=Protection(why="no way")
     )
     mine = Path(done.path, "cats", "1.jpg")
     assert (done.how, done.read_only, mine.stat().st_mode & 0o222) == ("copied", (), 0)
@@ -245,7 +242,7 @@ def test_targets_of_links_in_a_folder_are_read_only(
     (pets / "cats" / "2.jpg").symlink_to(tmp_path / "elsewhere" / "file")
     (pets / "more").symlink_to(tmp_path / "elsewhere" / "deep")
     whole = resolve_input(images.path("pets", "pets"), catalogue)
-    done = materialise(whole, None, node, into=into, protection=JOB)
+    done = materialise(whole, node, into=into, protection=JOB)
     assert done.read_only[0] == str(pets)
     assert set(done.read_only[1:]) == {
         str(tmp_path / "elsewhere" / "file"),
@@ -264,10 +261,10 @@ def test_single_file_input_protects_only_itself(
     root = Path(images.container_name)
     for name, file in (("table", root / "table.csv"), ("cat", root / "pets/cats/1.jpg")):
         source = resolve_input(f"dataset:{name}", catalogue, name=name, mode=mode)
-        done = materialise(source, None, node, into=into, protection=JOB)
+        done = materialise(source, node, into=into, protection=JOB)
         assert set(done.read_only) - {str(into / name)} == {str(file)}
         live = resolve_input(f"images/{file.relative_to(root)}", catalogue, name="a", mode=mode)
-        done = materialise(live, None, node, into=into, protection=JOB)
+        done = materialise(live, node, into=into, protection=JOB)
         assert done.read_only == (str(file),)
 
 
@@ -275,7 +272,7 @@ def test_download_protects_only_its_files(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
 ) -> None:
     source = resolve_input(images.path("pets", "pets"), catalogue, mode="download")
-    done = materialise(source, None, node, into=into, protection=JOB)
+    done = materialise(source, node, into=into, protection=JOB)
     pets = Path(images.container_name) / "pets"
     assert set(done.read_only) == {str(pets / "cats" / "1.jpg"), str(pets / "dogs" / "2.jpg")}
 
@@ -287,7 +284,7 @@ def test_link_that_a_download_cannot_keep_is_reported(
     link = Path(images.container_name) / "pets" / "cats" / "2.jpg"
     link.symlink_to(tmp_path / "file")
     source = resolve_input(images.path("pets", "pets"), catalogue, mode="download")
-    done = materialise(source, None, node, into=into, protection=JOB)
+    done = materialise(source, node, into=into, protection=JOB)
     assert str(tmp_path / "file") in done.read_only
     assert str(link) in done.why_open
 
@@ -305,7 +302,7 @@ def test_folder_with_the_users_home_is_shown_read_only_but_not_protected(
     (home / "data.csv").write_text("1")
     store = Datastore.register_folder(catalogue, "home", home)
     source = resolve_input(store.path("", "data").as_mount(), catalogue)
-    done = materialise(source, None, node, into=into, protection=JOB)
+    done = materialise(source, node, into=into, protection=JOB)
     assert (done.read_only, done.shown) == ((), ((str(home), str(into / "data")),))
     assert str(home) in done.why_open and done.why_open in done.said[0]
     release(done)
@@ -319,7 +316,7 @@ def test_link_to_a_folder_with_the_users_home_protects_neither(
     (pets / "home").symlink_to(into.parent)  # contains the folder of the attempt
     (into.parent).mkdir()
     source = resolve_input(images.path("pets", "pets"), catalogue)
-    done = materialise(source, None, node, into=into, protection=JOB)
+    done = materialise(source, node, into=into, protection=JOB)
     assert set(done.read_only) == {str(pets)}
     assert str(pets / "home") in done.why_open
 
@@ -338,7 +335,7 @@ def test_a_folder_with_the_users_home_is_not_made_read_only_for_one_file(
     store = Datastore.register_folder(catalogue, "homes", tmp_path / "home")
     dataset = Dataset.File.from_files((store, "data.csv"))
     source = resolve_input(dataset.as_named_input("data").as_mount(), catalogue)
-    done = materialise(source, None, node, into=into, protection=JOB)
+    done = materialise(source, node, into=into, protection=JOB)
     assert set(done.read_only) == {str(tmp_path / "home" / "data.csv"), str(into / "data")}
 
 
@@ -357,11 +354,11 @@ def test_only_too_many_files_are_protected_by_the_folders_that_hold_them(
     store = Datastore.register_folder(catalogue, "many", root)
     dataset = Dataset.File.from_files((store, "all/*/1.jpg"))
     source = resolve_input(dataset.as_named_input("data").as_mount(), catalogue)
-    done = materialise(source, None, node, into=into, protection=JOB)
+    done = materialise(source, node, into=into, protection=JOB)
     whole = {str(root / "all" / f"class{number}") for number in range(1, 20)}
     assert set(done.read_only) == {str(root / "all" / "class0" / "1.jpg"), done.path, *whole}
     monkeypatch.setattr("rayjobs.datastore.materialise.MOST_CLOSED", 10)
-    done = materialise(source, None, node, into=into, protection=JOB)
+    done = materialise(source, node, into=into, protection=JOB)
     assert set(done.read_only) == {str(root / "all"), done.path}
 
 
@@ -373,7 +370,7 @@ def test_damaged_version_reports_recorded_and_found_content_and_a_remedy(
     file.write_bytes(b"x")
     source = resolve_input("dataset:pets", catalogue, name="pets")
     with pytest.raises(DataChanged) as caught:
-        materialise(source, None, node, into=into, protection=JOB)
+        materialise(source, node, into=into, protection=JOB)
     message = str(caught.value)
     assert str(file) in message and "dataset pets:1 recorded (registered 20" in message
     assert f"15 bytes, {digest_of(b'pets/cats/1.jpg')[:19]}" in message
@@ -382,13 +379,13 @@ def test_damaged_version_reports_recorded_and_found_content_and_a_remedy(
     assert "rayjobs data register pets images/pets --new-version" in message
     file.unlink()
     with pytest.raises(DataChanged, match="Now: it is gone"):
-        materialise(source, None, node, into=into, protection=JOB)
+        materialise(source, node, into=into, protection=JOB)
     images.upload_files(
         [_written(into.parent / "1.jpg", b"pets/cats/1.jpg")],
         target_path="pets/cats",
         show_progress=False,
     )
-    materialise(source, None, node, into=into, protection=JOB)
+    materialise(source, node, into=into, protection=JOB)
 
 
 def _written(path: Path, content: bytes) -> Path:
@@ -401,8 +398,9 @@ def test_restarted_attempt_finds_its_folder_free(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
 ) -> None:
     source = resolve_input(images.path("pets", "pets"), catalogue)
-    materialise(source, "mount", node, into=into, protection=JOB)
-    assert materialise(source, "mount", node, into=into, protection=JOB).path == str(into / "pets")
+    mounted = replace(source, mode="mount")
+    materialise(mounted, node, into=into, protection=JOB)
+    assert materialise(mounted, node, into=into, protection=JOB).path == str(into / "pets")
 
 
 def test_missing_path_is_reported_immediately(
@@ -420,7 +418,7 @@ def test_folder_missing_on_this_node_is_reported(
     source = resolve_input(images.path("pets"), catalogue)
     Path(images.container_name).rename(Path(images.container_name).with_name("gone"))
     with pytest.raises(DataNotFound, match="every node"):
-        materialise(source, None, node, into=into, protection=JOB)
+        materialise(source, node, into=into, protection=JOB)
 
 
 def test_an_input_travels_as_json(
@@ -433,7 +431,7 @@ def test_an_input_travels_as_json(
     ):
         again = DataInput.from_json(json.loads(json.dumps(source.to_json())))
         assert again == source
-        done = materialise(again, None, node, into=into, protection=JOB)
+        done = materialise(again, node, into=into, protection=JOB)
         assert Materialised.from_json(json.loads(json.dumps(done.to_json()))) == done
 
 
@@ -455,16 +453,16 @@ def test_path_on_compute(
 ) -> None:
     at = tmp_path / "data" / "here"
     source = resolve_input(images.path("pets", "p").as_download(str(at)), catalogue)
-    done = materialise(source, None, node, into=into, protection=JOB)
+    done = materialise(source, node, into=into, protection=JOB)
     assert done.path == str(at)
     assert listing(done.path) == ["cats/1.jpg", "dogs/2.jpg"]
     with pytest.raises(InvalidReference, match="already exists"):
-        materialise(source, None, node, into=into, protection=JOB)
+        materialise(source, node, into=into, protection=JOB)
     release(done)
     assert not at.exists()
     relative = resolve_input(images.path("table.csv", "t"), catalogue, path_on_compute="in/t")
     work = tmp_path / "work"
-    done = materialise(relative, None, node, into=into, working_directory=work, protection=JOB)
+    done = materialise(relative, node, into=into, working_directory=work, protection=JOB)
     assert done.path == str(work / "in" / "t" / "table.csv")
     assert Path(done.path).read_text() == "id\n1\n"
 
@@ -474,9 +472,7 @@ def test_direct_mode_makes_no_files(
 ) -> None:
     table = Dataset.Tabular.from_delimited_files((images, "table.csv"))
     registered = table.register(catalogue, "table")
-    done = materialise(
-        resolve_input(registered.as_named_input("t"), catalogue), None, node, into=into
-    )
+    done = materialise(resolve_input(registered.as_named_input("t"), catalogue), node, into=into)
     assert (done.how, done.path) == ("direct", registered.id)
     assert not into.exists()
     source = resolve_input(registered.as_named_input("t"), catalogue)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -73,7 +74,9 @@ def test_job_gets_the_recorded_bytes_after_the_server_lost_them(
     dataset = Dataset.File.from_files(f"{server.root}/a.csv").register(catalogue, "a")
     del server.files["/a.csv"]
     source = resolve_input("dataset:a", catalogue, name="a")
-    held = materialise(source, "download", tmp_path / "node", into=tmp_path / "inputs")
+    held = materialise(
+        replace(source, mode="download"), tmp_path / "node", into=tmp_path / "inputs"
+    )
     assert Path(held.path).read_bytes() == b"1\n" and dataset.version == 1
     release(held)
 
