@@ -18,7 +18,8 @@ def wake_quietly(target: str, workspace: Path) -> Condition:
     """
     answers: bool | None
     try:
-        answers = wake(target, home=home(), workspace=workspace, registers=False)
+        # False also stands for an actor that answers, but is older or being stopped.
+        answers = wake(target, home=home(), workspace=workspace, registers=False) or None
     except ServedElsewhereError:
         answers = None  # the outlook reports where, and what to do
     except TimeoutError:

@@ -307,7 +307,7 @@ class Recovery:
                 await self._conclude(supervisor, found, why=why, restarted=restarted)
         else:
             nothing_left = all(one.proven for one in settled)
-            # A restart of the cluster ends every attempt: it does not count against this job.
+            # A restart of the cluster ends every attempt: no job has caused it.
             outcome = Outcome.CLUSTER_LOST if restarted else Outcome.NODE_LOST
             message = f"{why}; its remaining processes were ended first"
             await supervisor.ending.lose(message, proven=nothing_left, outcome=outcome)

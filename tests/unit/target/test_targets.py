@@ -18,10 +18,12 @@ from click.testing import CliRunner
 
 import rayjobs
 from rayjobs.cli.main import main
+from rayjobs.cli.waking import wake_quietly
 from rayjobs.core.errors import NotFoundError, TargetError, UnreachableError, UsageError
 from rayjobs.core.paths import TargetPaths, runtime_dir
 from rayjobs.target import (
     dashboard,
+    keeping,
     local_head,
     starting,
     stop_record,
@@ -30,6 +32,7 @@ from rayjobs.target import (
     wake_client,
 )
 from rayjobs.target.answers import TargetAnswer
+from rayjobs.target.condition import Standing
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.record import LEASE_S, TargetRecord, load_target
 from rayjobs.target.requests import TargetRequest
@@ -260,6 +263,18 @@ def test_an_actor_of_an_older_version_does_not_count_as_awake(
 ) -> None:
     with answering(location.socket, lambda _: {"ok": True, "version": "0.0.1"}):
         assert not starting.wake("local", home=location.home, workspace=tmp_path)
+
+
+def test_a_change_for_an_actor_of_an_older_version_reaches_a_running_target(
+    location: TargetLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs, and polls the store; only a submit replaces it."""
+    monkeypatch.setenv("RAYJOBS_HOME", str(location.home))
+    with (
+        keeping.keeper_lock(location.paths),
+        answering(location.socket, lambda _: {"ok": True, "version": "0.0.1"}),
+    ):
+        assert wake_quietly("local", tmp_path).standing is Standing.RUNNING
 
 
 @pytest.mark.long
