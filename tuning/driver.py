@@ -32,7 +32,7 @@ from rayjobs.tuning.engine import (
     REPORTS_WITHOUT_METRIC,
     Action,
     Finish,
-    Plan,
+    PlanTrial,
     StopTrial,
     Submit,
     SweepState,
@@ -334,7 +334,7 @@ class Driver:
         submitted: list[int] = []
         requested = False
         for action in actions:
-            if isinstance(action, Plan | Submit):
+            if isinstance(action, PlanTrial | Submit):
                 job = self._submit(self.state.trials[action.number])
                 self.state = self.state.submitted(action.number, job.id, at=self._clock.now())
                 submitted.append(action.number)

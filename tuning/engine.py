@@ -27,7 +27,7 @@ LACKING_AT_LEAST = 5  # trials without the metric, before a sweep ends because o
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanTrial:
     """Record a new trial, then submit its job (see `Submit`)."""
 
     number: int
@@ -78,7 +78,7 @@ class Finish:
     reason: str
 
 
-Action = Plan | Submit | Judged | StopTrial | Finish
+Action = PlanTrial | Submit | Judged | StopTrial | Finish
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class SweepState:
             if parameters is None:
                 exhausted = True
                 break
-            actions.append(Plan(number, parameters))
+            actions.append(PlanTrial(number, parameters))
         return tuple(actions) or self._finish(spec, "", exhausted=exhausted)
 
     def applied(self, action: Action) -> SweepState:
@@ -224,7 +224,7 @@ class SweepState:
         `Submit` changes nothing here: its row becomes running once the job's id is known; see
         `submitted`.
         """
-        if isinstance(action, Plan):
+        if isinstance(action, PlanTrial):
             row = TrialRecord(number=action.number, parameters=dict(action.parameters))
             return replace(self, trials=(*self.trials, row))
         if isinstance(action, Judged):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayjobs.jobs.states import JobState
-from rayjobs.tuning.engine import Finish, Plan, StopTrial, Submit, SweepState, conclude
+from rayjobs.tuning.engine import Finish, PlanTrial, StopTrial, Submit, SweepState, conclude
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
 from rayjobs.tuning.tune.scheduling import TuneScheduler
 
@@ -135,7 +135,7 @@ class World:
                 self._maybe_die()
                 if isinstance(action, StopTrial):
                     self._cancel(action.number)
-                elif isinstance(action, Plan | Submit):
+                elif isinstance(action, PlanTrial | Submit):
                     job_id = self._submit(action.number)
                     self._maybe_die()
                     self.state = self.state.submitted(action.number, job_id)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayjobs.jobs.states import JobState
-from rayjobs.tuning.engine import Finish, Judged, Plan, StopTrial, Submit, SweepState, conclude
+from rayjobs.tuning.engine import Finish, Judged, PlanTrial, StopTrial, Submit, SweepState, conclude
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.results import best_trial
@@ -44,7 +44,7 @@ def ended(number: int, state: TrialState, *values: float) -> TrialRecord:
 def test_a_new_sweep_starts_as_many_trials_as_may_run_at_a_time() -> None:
     spec = sweep(limits={"total": 6, "concurrent": 2})
     actions = actions_of(SweepState(), spec)
-    assert [type(action) for action in actions] == [Plan, Plan]
+    assert [type(action) for action in actions] == [PlanTrial, PlanTrial]
     assert [action.number for action in actions] == [0, 1]
     assert actions_of(SweepState(), spec) == actions  # a second call returns the same
 
@@ -56,7 +56,7 @@ def test_without_a_limit_all_run_at_a_time() -> None:
 def test_a_recorded_trial_without_a_job_is_submitted_again_and_not_planned_again() -> None:
     spec = sweep()
     state = SweepState((TrialRecord(number=0, parameters={"--x": 0.5}),))
-    assert [type(action) for action in actions_of(state, spec)] == [Submit, Plan]
+    assert [type(action) for action in actions_of(state, spec)] == [Submit, PlanTrial]
 
 
 def test_a_whole_sweep_ends_completed() -> None:
@@ -214,7 +214,7 @@ def test_exceeding_the_failure_limit_ends_the_sweep_and_its_trials() -> None:
     [finish] = actions_of(over, spec)
     assert finish.state is JobState.FAILED and "more than max_failures, 1" in finish.reason
     one = SweepState((ended(0, TrialState.FAILED), running(1)))
-    assert [type(action) for action in actions_of(one, spec)] == [Plan]
+    assert [type(action) for action in actions_of(one, spec)] == [PlanTrial]
 
 
 def test_a_sweep_in_which_no_trial_completes_fails() -> None:
