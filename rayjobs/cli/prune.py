@@ -20,7 +20,7 @@ from rayjobs.core.users import user_name
 
 if TYPE_CHECKING:
     from rayjobs.core.safe_delete import Removed
-    from rayjobs.housekeeping.prune import Plan, Rules, Unit
+    from rayjobs.housekeeping.prune import PrunePlan, Rules, Unit
     from rayjobs.housekeeping.scratch import ScratchPlan
     from rayjobs.workspace.audit import Old
 
@@ -114,12 +114,12 @@ def prune(
 
     rules = _rules(older_than_s, keep, max_size, records)
     with contextlib.ExitStack() as stack:
-        workspace, made, leftovers, old = None, None, None, None
+        workspace, plan, leftovers, old = None, None, None, None
         if not scratch or WorkspaceFiles(locate(settings.workspace)).record.exists():
             workspace = stack.enter_context(settings.open())
             if not dry_run:
                 stack.enter_context(stored.pruning(workspace))
-            made = stored.plan(workspace, rules)
+            plan = stored.plan(workspace, rules)
             now = SystemClock().now()
             before = now - timedelta(seconds=audit_older_than_s)
             old = audit.old(workspace.store, before=before, now=now)
@@ -130,20 +130,20 @@ def prune(
                 older_than_s=stored.DEFAULT_AGE_S if older_than_s is None else older_than_s,
             )
         if not settings.as_json:
-            _show(settings, made, leftovers, dry_run)
+            _show(settings, plan, leftovers, dry_run)
             _show_old(old)
         removed = None
-        if not dry_run and _is_wanted(made, leftovers, old, yes):
+        if not dry_run and _is_wanted(plan, leftovers, old, yes):
             removed = Removed()
-            if workspace is not None and made is not None:
+            if workspace is not None and plan is not None:
                 if old:
                     audit.forget(workspace.store, old)
                 removed.add(
-                    stored.apply(workspace, made, how=_how(older_than_s, keep, max_size, records))
+                    stored.apply(workspace, plan, how=_how(older_than_s, keep, max_size, records))
                 )
             if leftovers is not None:
                 removed.add(node.apply(leftovers))
-    return _report(settings, made, leftovers, removed, old)
+    return _report(settings, plan, leftovers, removed, old)
 
 
 def _how(older_than_s: float | None, keep: int | None, max_size: str | None, records: bool) -> str:
@@ -177,10 +177,10 @@ def _rules(
 
 
 def _is_wanted(
-    made: Plan | None, leftovers: ScratchPlan | None, old: Old | None, yes: bool
+    plan: PrunePlan | None, leftovers: ScratchPlan | None, old: Old | None, yes: bool
 ) -> bool:
     """Return whether to continue, asking where needed; False if there is nothing to do."""
-    if not ((made and (made.units or made.going)) or (leftovers and leftovers.items) or old):
+    if not ((plan and (plan.units or plan.going)) or (leftovers and leftovers.items) or old):
         return False
     return yes or click.confirm("Remove this?", err=True)
 
@@ -193,10 +193,10 @@ def _show_old(old: Old | None) -> None:
 
 
 def _show(
-    settings: Settings, made: Plan | None, leftovers: ScratchPlan | None, dry_run: bool
+    settings: Settings, plan: PrunePlan | None, leftovers: ScratchPlan | None, dry_run: bool
 ) -> None:
     would = "would remove" if dry_run else "to remove:"
-    if made is not None:
+    if plan is not None:
         rows = [
             (
                 unit.id.rpartition("_")[2],
@@ -204,33 +204,33 @@ def _show(
                 str(len(unit.jobs)),
                 ago_text(unit.ended_at),
                 str(unit.rows),
-                size_text(made.size_of(unit)),
+                size_text(plan.size_of(unit)),
             )
-            for unit in made.units[:MOST_SHOWN]
+            for unit in plan.units[:MOST_SHOWN]
         ]
         if rows:
             click.echo(table(rows, ("ID", "NAME", "JOBS", "ENDED", "FILES", "SIZE")))
-        if len(made.units) > MOST_SHOWN:
-            click.echo(f"… and {len(made.units) - MOST_SHOWN} more")
-        if made.unreferenced:
-            click.echo(f"{counted(len(made.unreferenced), 'stored file')} that no job refers to")
-        for job, why in sorted(made.stays.items()):
+        if len(plan.units) > MOST_SHOWN:
+            click.echo(f"… and {len(plan.units) - MOST_SHOWN} more")
+        if plan.unreferenced:
+            click.echo(f"{counted(len(plan.unreferenced), 'stored file')} that no job refers to")
+        for job, why in sorted(plan.stays.items()):
             settings.note(f"{job} stays: {why}")
-        if made.fresh:
+        if plan.fresh:
             settings.note(
-                f"{counted(made.fresh, 'stored file')} that no job refers to "
-                f"{verb(made.fresh, 'stays', 'stay')}, used within the last hour; a later prune "
-                f"removes {verb(made.fresh, 'it', 'them')}"
+                f"{counted(plan.fresh, 'stored file')} that no job refers to "
+                f"{verb(plan.fresh, 'stays', 'stay')}, used within the last hour; a later prune "
+                f"removes {verb(plan.fresh, 'it', 'them')}"
             )
-        if made.units:
-            jobs = len(made.jobs)
+        if plan.units:
+            jobs = len(plan.jobs)
             click.echo(
                 f"{counted(jobs, 'job')} {verb(jobs, 'loses its', 'lose their')} logs and stored "
-                f"files: {counted(made.files_unreferenced(done=False), 'file')}"
-                f"{_shared(made)}"
+                f"files: {counted(plan.files_unreferenced(done=False), 'file')}"
+                f"{_shared(plan)}"
             )
         click.echo(
-            f"{would} {size_text(made.bytes)} of stored files; {size_text(made.bytes_left)} remain"
+            f"{would} {size_text(plan.bytes)} of stored files; {size_text(plan.bytes_left)} remain"
         )
     if leftovers is not None:
         for kind in _KINDS:
@@ -245,7 +245,7 @@ def _show(
 
 def _report(
     settings: Settings,
-    made: Plan | None,
+    plan: PrunePlan | None,
     leftovers: ScratchPlan | None,
     removed: Removed | None,
     old: Old | None,
@@ -256,27 +256,27 @@ def _report(
         print_json(
             {
                 "removed": None if removed is None else asdict(removed),
-                "jobs": [] if made is None else [_unit(made, unit) for unit in made.units],
-                "unreferenced": 0 if made is None else len(made.unreferenced),
-                "files_shared": 0 if made is None else len(made.shared),
+                "jobs": [] if plan is None else [_unit(plan, unit) for unit in plan.units],
+                "unreferenced": 0 if plan is None else len(plan.unreferenced),
+                "files_shared": 0 if plan is None else len(plan.shared),
                 "files_unreferenced": 0
-                if made is None
-                else made.files_unreferenced(done=removed is not None),
+                if plan is None
+                else plan.files_unreferenced(done=removed is not None),
                 "audit_changes": 0 if old is None else old.changes,
                 "tokens": 0 if old is None else len(old.tokens),
-                "bytes": 0 if made is None else made.bytes,
-                "bytes_left": 0 if made is None else made.bytes_left,
-                "stays": {} if made is None else made.stays,
+                "bytes": 0 if plan is None else plan.bytes,
+                "bytes_left": 0 if plan is None else plan.bytes_left,
+                "stays": {} if plan is None else plan.stays,
                 "scratch": None if leftovers is None else [asdict(one) for one in leftovers.items],
             }
         )
     elif removed is not None:
-        if made is not None and made.pruned:
-            jobs = len(made.pruned)
-            files = counted(made.files_unreferenced(done=True), "file")
+        if plan is not None and plan.pruned:
+            jobs = len(plan.pruned)
+            files = counted(plan.files_unreferenced(done=True), "file")
             click.echo(
                 f"{counted(jobs, 'job')} lost {verb(jobs, 'its', 'their')} logs and stored "
-                f"files: {files}{_shared(made)}"
+                f"files: {files}{_shared(plan)}"
             )
         click.echo(
             f"removed {counted(removed.files, 'file')} from disk, {size_text(removed.bytes)}"
@@ -284,9 +284,9 @@ def _report(
     return Exit.FAILED if removed is not None and removed.kept else Exit.DONE
 
 
-def _shared(made: Plan) -> str:
+def _shared(plan: PrunePlan) -> str:
     """Return the note about bytes that other jobs or models share; empty if there are none."""
-    count = len(made.shared)
+    count = len(plan.shared)
     if not count:
         return ""
     return (
@@ -295,12 +295,12 @@ def _shared(made: Plan) -> str:
     )
 
 
-def _unit(made: Plan, unit: Unit) -> dict[str, Any]:
+def _unit(plan: PrunePlan, unit: Unit) -> dict[str, Any]:
     return {
         "id": unit.id,
         "name": unit.name,
         "jobs": unit.jobs,
         "ended_at": unit.ended_at,
         "files": unit.rows,
-        "bytes": made.size_of(unit),
+        "bytes": plan.size_of(unit),
     }

@@ -71,7 +71,7 @@ class Unit:
 
 
 @dataclass
-class Plan:
+class PrunePlan:
     """What a prune would do.
 
     Attributes:
@@ -138,7 +138,7 @@ def plan(
     *,
     clock: Clock | None = None,
     grace_s: float = GRACE_S,
-) -> Plan:
+) -> PrunePlan:
     """Return what would be removed; changes nothing.
 
     Raises:
@@ -147,38 +147,38 @@ def plan(
     """
     now = (clock or SystemClock()).now()
     view = workspace.store.prune_view()
-    made = Plan(rules)
-    fresh = _scan(workspace, made, grace_s)
+    plan = PrunePlan(rules)
+    fresh = _scan(workspace, plan, grace_s)
     units = _units(view, workspace.blobs)
-    chosen = _choose(made, units, view, now)
+    chosen = _choose(plan, units, view, now)
     kept = _model_keys(view).union(*(unit.files for unit in units if unit.id not in chosen))
     known = set().union(kept, *(unit.files for unit in units))
     unfinished = {job.id for job in view.jobs if not job.state.is_final}
-    for key in made.sizes:
+    for key in plan.sizes:
         base = _base(key)
         if live_logs.job_of(key) in unfinished:
             continue  # a client that begins to follow the job's log needs all of it
         if base in kept or not (base in known or base.startswith(_OURS)):
             continue
         if key in fresh:
-            made.fresh += 1
+            plan.fresh += 1
             continue
-        made.going.add(key)
+        plan.going.add(key)
         if base not in known:
-            made.unreferenced.add(key)
+            plan.unreferenced.add(key)
     # A unit that lists no files and frees nothing was pruned before.
-    made.units = [
+    plan.units = [
         unit
         for unit in units
-        if unit.id in chosen and (rules.records or unit.rows or unit.files & made.going)
+        if unit.id in chosen and (rules.records or unit.rows or unit.files & plan.going)
     ]
-    made.shared = kept & made.sizes.keys() & set().union(*(unit.files for unit in made.units))
-    return made
+    plan.shared = kept & plan.sizes.keys() & set().union(*(unit.files for unit in plan.units))
+    return plan
 
 
 def apply(
     workspace: OpenWorkspace,
-    made: Plan,
+    plan: PrunePlan,
     *,
     clock: Clock | None = None,
     grace_s: float = GRACE_S,
@@ -194,24 +194,24 @@ def apply(
     Raises:
         StoreError: the store cannot be written.
     """
-    pruned = made.pruned = workspace.store.prune_files(made.jobs, how=how)
+    pruned = plan.pruned = workspace.store.prune_files(plan.jobs, how=how)
     # Read again, since the rows are gone now: this view has all remaining references. A later
     # reference to stored bytes has renewed their time of use, so `discard` leaves them.
     view = workspace.store.prune_view()
     units = [unit for unit in _units(view, workspace.blobs) if not set(unit.jobs) <= pruned]
     kept = _model_keys(view).union(*(unit.files for unit in units))
     blobs, going = _blobs(workspace), []
-    for key in sorted(made.sizes):
+    for key in sorted(plan.sizes):
         base = _base(key)
         if base in kept:
             if base != key:  # set aside by a prune that was killed, but still needed
                 blobs.put_back(key)
-        elif key in made.going:
+        elif key in plan.going:
             going.append(key)
     removed = blobs.discard(going, unused_s=grace_s)
-    if made.rules.records:
+    if plan.rules.records:
         models = {run for run, _ in view.models}
-        gone = [unit for unit in made.units if set(unit.jobs) <= pruned - models]
+        gone = [unit for unit in plan.units if set(unit.jobs) <= pruned - models]
         workspace.store.prune_records([job for unit in gone for job in unit.jobs], how=how)
     return removed
 
@@ -227,11 +227,11 @@ def _blobs(workspace: OpenWorkspace) -> PrunableBlobs:
     return workspace.blobs
 
 
-def _scan(workspace: OpenWorkspace, made: Plan, grace_s: float) -> set[str]:
+def _scan(workspace: OpenWorkspace, plan: PrunePlan, grace_s: float) -> set[str]:
     """Note every stored file and its size; return those that were used within `grace_s`."""
     fresh = set()
     for one in _blobs(workspace).stored():
-        made.sizes[one.key] = one.size
+        plan.sizes[one.key] = one.size
         if one.unused_s <= grace_s:
             fresh.add(one.key)
     return fresh
@@ -332,9 +332,9 @@ def _packed_keys(reference: str, blobs: BlobStore) -> frozenset[str]:
 # -- the selection -------------------------------------------------------------------------------
 
 
-def _choose(made: Plan, units: list[Unit], view: PruneView, now: datetime) -> set[str]:
+def _choose(plan: PrunePlan, units: list[Unit], view: PruneView, now: datetime) -> set[str]:
     """Return the ids of the units that the rules select; note selected ones that must stay."""
-    rules = made.rules
+    rules = plan.rules
     finished = [unit for unit in units if unit.ended_at is not None and not unit.stays]
     candidates = finished[: max(0, len(finished) - rules.keep)]
     owners: dict[str, int] = {}
@@ -343,7 +343,7 @@ def _choose(made: Plan, units: list[Unit], view: PruneView, now: datetime) -> se
     for unit in units:
         for key in unit.files:
             owners[key] = owners.get(key, 0) + 1
-    left = sum(made.sizes.get(key, 0) for key in owners)
+    left = sum(plan.sizes.get(key, 0) for key in owners)
     limit = None if rules.older_than_s is None else now - timedelta(seconds=rules.older_than_s)
 
     def is_selected(unit: Unit) -> bool:
@@ -357,8 +357,8 @@ def _choose(made: Plan, units: list[Unit], view: PruneView, now: datetime) -> se
             for key in unit.files:
                 owners[key] -= 1
                 if owners[key] == 0:
-                    left -= made.sizes.get(key, 0)
+                    left -= plan.sizes.get(key, 0)
     for unit in units:
         if unit.stays and unit.ended_at is not None and is_selected(unit):
-            made.stays[unit.id] = unit.stays
+            plan.stays[unit.id] = unit.stays
     return chosen

@@ -11,7 +11,7 @@ import pytest
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.safe_delete import ASIDE, OwnFolder, UnsafeDeletionError
 from rayjobs.housekeeping import prune
-from rayjobs.housekeeping.prune import Plan, Rules
+from rayjobs.housekeeping.prune import PrunePlan, Rules
 from rayjobs.jobs.records import Job, ModelDraft, ModelFile
 from rayjobs.jobs.states import JobState
 from rayjobs.models import uploaded
@@ -25,7 +25,7 @@ from tests.unit.housekeeping.conftest import Runs
 ALL = Rules(older_than_s=0.0)
 
 
-def prune_all(runs: Runs, rules: Rules = ALL) -> Plan:
+def prune_all(runs: Runs, rules: Rules = ALL) -> PrunePlan:
     runs.age()
     made = prune.plan(runs.workspace, rules)
     prune.apply(runs.workspace, made)
