@@ -25,7 +25,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def measure(*, rounds: int, calls: int = 20_000) -> list[Figure]:
     """Log in a separate process, which kills itself right after its last call."""
-    from rayjobs.injob.metricsfile import read_all
+    from rayjobs.injob.metrics_file import read_all
 
     taken_us, lost = [], 0
     for _ in range(rounds):

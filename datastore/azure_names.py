@@ -21,7 +21,7 @@ from rayjobs.datastore.backends.fsspec import ENV_OPTIONS, OPTIONS
 from rayjobs.datastore.catalogue import Catalogue, DatastoreRecord
 from rayjobs.datastore.errors import DatastoreNotFound, InvalidReference, NotSupported
 from rayjobs.datastore.refs import check_datastore_name
-from rayjobs.injob.urlmap import map_url
+from rayjobs.injob.url_map import map_url
 
 log = logging.getLogger("rayjobs.datastore")
 

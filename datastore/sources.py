@@ -25,7 +25,7 @@ from rayjobs.datastore.refs import (
     datastore_name_of,
 )
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.injob.urlmap import map_url
+from rayjobs.injob.url_map import map_url
 
 WEB = ("https://", "http://")
 OpenRecord = Callable[[str], DatastoreRecord]

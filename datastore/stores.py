@@ -31,7 +31,7 @@ from rayjobs.datastore.transfer import (
     left_out_text,
     upload,
 )
-from rayjobs.injob import urlmap
+from rayjobs.injob import url_map
 
 
 @runtime_checkable
@@ -55,7 +55,7 @@ class HasUrls(Protocol):
 
 def addresses_of(workspace: object) -> AbstractContextManager[None]:
     """Inside the context, map addresses as `workspace` does, whichever other ones are open."""
-    return urlmap.only(workspace.urls) if isinstance(workspace, HasUrls) else nullcontext()
+    return url_map.only(workspace.urls) if isinstance(workspace, HasUrls) else nullcontext()
 
 
 def catalogue_of(workspace: Catalogue | HasCatalogue) -> Catalogue:

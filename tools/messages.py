@@ -18,7 +18,7 @@ from files import ROOT
 from reference import first_sentence, meanings
 
 from rayjobs import injob, jobs, protocol, target
-from rayjobs.injob import runcalls
+from rayjobs.injob import run_calls
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.jobs.outcomes import ENDS, RULES
@@ -132,8 +132,8 @@ def text() -> str:
     ]
     of_requests = [
         f"| `{one.NAME}` | {link(one.__name__, one.__name__.lower())} "
-        f"| {form_of(runcalls.value_of(one))} |"
-        for one in runcalls.Request.__subclasses__()
+        f"| {form_of(run_calls.value_of(one))} |"
+        for one in run_calls.Request.__subclasses__()
     ]
     of_outcomes = [
         f"| `{one}` | {RULES[one].final_state or 'tried again'} "
@@ -154,7 +154,7 @@ def text() -> str:
         "[TargetRequest](#targetrequest); `rayjobs/target/answers.py`.\n\n"
         "| operation | answer |\n|---|---|\n" + "\n".join(of_target),
         "## Calls of a job's script\n\nThe script makes them to its node's agent; "
-        "`rayjobs/injob/runcalls.py`.\n\n"
+        "`rayjobs/injob/run_calls.py`.\n\n"
         "| call | request | value of the answer |\n|---|---|---|\n" + "\n".join(of_requests),
         "## Outcomes of an attempt\n\n"
         "| outcome | the job is then | failure class | counts against its budget | host or node "

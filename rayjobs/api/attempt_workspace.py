@@ -22,9 +22,9 @@ from rayjobs.core import errors, ids
 from rayjobs.core.errors import RayjobsError, StoreError, UsageError
 from rayjobs.datastore import errors as data_errors
 from rayjobs.datastore.catalogue import Catalogue
-from rayjobs.injob import runcalls
+from rayjobs.injob import run_calls
 from rayjobs.injob.channel import Channel, ChannelError
-from rayjobs.injob.runcalls import Request, Value
+from rayjobs.injob.run_calls import Request, Value
 from rayjobs.jobs.records import Job
 from rayjobs.protocol import values
 from rayjobs.store.base import Store
@@ -100,7 +100,7 @@ class ChannelPart:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             encoded = values.encode(args), values.encode(kwargs)
-            request = runcalls.Method(self._part, method, *encoded)
+            request = run_calls.Method(self._part, method, *encoded)
             return values.decode(self._ask(request, once=method in ONCE))
 
         return call
@@ -127,7 +127,7 @@ class ChannelStore(ChannelPart):
         return cast(tuple[Job, bool], self._passed("start_run", new))
 
     def _passed(self, method: str, new: NewJob | NewRun) -> Any:
-        request = runcalls.Method("store", method, values.encode([new]), values.encode({}))
+        request = run_calls.Method("store", method, values.encode([new]), values.encode({}))
         return values.decode(self._ask(request))
 
     def run_writers(self) -> list[tuple[str, Any]]:
@@ -147,7 +147,7 @@ class ChannelBlobs:
         self._ask = ask
 
     def _keep(self, path: Path, key: str | None, digest: str | None) -> Blob:
-        request = runcalls.KeepBlob(path.name, key, digest)
+        request = run_calls.KeepBlob(path.name, key, digest)
         return cast(Blob, values.decode(self._ask(request)))
 
     def put_file(self, path: str | Path, key: str, *, digest: str | None = None) -> Blob:
@@ -199,7 +199,7 @@ class ChannelBlobs:
 
     def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
         """See `BlobStore.get_to`."""
-        name, blob = self._ask(runcalls.FetchBlob(key, digest))
+        name, blob = self._ask(run_calls.FetchBlob(key, digest))
         try:
             self._channel.take(name, os.fspath(path))
         except OSError as error:
@@ -208,11 +208,11 @@ class ChannelBlobs:
 
     def exists(self, key: str, *, quick: bool = False) -> bool:
         """See `BlobStore.exists`."""
-        return self._ask(runcalls.HasBlob(key)) is not None
+        return self._ask(run_calls.HasBlob(key)) is not None
 
     def size(self, key: str) -> int:
         """See `BlobStore.size`."""
-        size = self._ask(runcalls.HasBlob(key))
+        size = self._ask(run_calls.HasBlob(key))
         if size is None:
             raise errors.NotFoundError(f"the workspace has no blob {key!r}")
         return size

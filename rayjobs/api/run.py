@@ -16,7 +16,7 @@ from rayjobs.api.kinds import RunFactory, add_factory, run_of
 from rayjobs.api.run_files import RunFiles
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.terminal import Shower
-from rayjobs.injob.metricsfile import METRIC_KINDS
+from rayjobs.injob.metrics_file import METRIC_KINDS
 from rayjobs.injob.run import LoggingRun
 from rayjobs.injob.secrets import secret_of
 from rayjobs.jobs.records import INTERACTIVE, Job, MetricPoint

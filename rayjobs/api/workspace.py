@@ -19,7 +19,7 @@ from rayjobs.core.paths import home as default_home
 from rayjobs.core.refusing import refuses
 from rayjobs.injob.azureml.exceptions import WorkspaceException
 from rayjobs.injob.channel import own_channel
-from rayjobs.injob.runtoken import has_token
+from rayjobs.injob.run_token import has_token
 from rayjobs.workspace import server_choice
 from rayjobs.workspace.azure import AzureSettings, Identity
 from rayjobs.workspace.folder import ENVIRONMENT, OpenWorkspace, id_of, locate, open_workspace

@@ -183,7 +183,7 @@ def _classes() -> dict[str, type]:
         "rayjobs.injob.run:LoggingRun",
         "rayjobs.api.compute:AmlComputeStatus",
         "rayjobs.api.compute:ComputeTargets",
-        "rayjobs.injob.modelrequests:ModelRequest",
+        "rayjobs.injob.model_requests:ModelRequest",
     }
     for target in sorted(targets):
         if target.startswith("-"):

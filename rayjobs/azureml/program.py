@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rayjobs.api import program_rules
-from rayjobs.injob import urlmap
-from rayjobs.injob.afterimport import after_import
+from rayjobs.injob import url_map
+from rayjobs.injob.after_import import after_import
 
 
 def become_azure_program(*, allow_cpu: bool = False) -> None:
@@ -25,7 +25,7 @@ def become_azure_program(*, allow_cpu: bool = False) -> None:
     # The SDK imports it, so programs use it after a plain ``import urllib``.
     import urllib.request  # noqa: F401
 
-    urlmap.install()
+    url_map.install()
     after_import("mlflow.projects.backend.loader", _add_mlflow_backend)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rayjobs.cli.asking import ask_target
 from rayjobs.core.errors import RayjobsError
-from rayjobs.injob import sessionsteps as steps
-from rayjobs.injob.sessionsteps import SessionEvent, SessionReply, SessionStep
+from rayjobs.injob import session_steps as steps
+from rayjobs.injob.session_steps import SessionEvent, SessionReply, SessionStep
 from rayjobs.jobs.records import Job
 from rayjobs.target.answers import SessionAnswer
 from rayjobs.target.requests import TargetRequest

@@ -95,7 +95,7 @@ def _refuse_in_a_job(path: Path) -> None:
     Raises:
         UsageError: it is not the job's workspace.
     """
-    from rayjobs.injob.runtoken import has_token
+    from rayjobs.injob.run_token import has_token
     from rayjobs.workspace.folder import ENVIRONMENT, id_of
 
     if not has_token() or os.environ.get(ENVIRONMENT):

@@ -21,7 +21,7 @@ from rayjobs.core.files import locked_if_free, write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.safe_delete import OwnFolder
 from rayjobs.environments.cache import key_of_build, sync_file_system
-from rayjobs.injob import recordfiles
+from rayjobs.injob import record_files
 from rayjobs.injob.lazydataclass import dataclass
 
 LOGIN = "login"  # folder with the registry login of a fetch, below the folder of the fetch
@@ -142,7 +142,7 @@ class ImageCache:
         found: dict[str, list[str]] = {}
         for path in sorted((self.root.parent / "attempts").glob("*/*")):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                values = recordfiles.read_json(str(path), AttemptPaths(path).image.name)
+                values = record_files.read_json(str(path), AttemptPaths(path).image.name)
                 found.setdefault(str(values["key"]), []).append(f"{path.parent.name}/{path.name}")
         return found
 

@@ -13,7 +13,8 @@ from types import CodeType, ModuleType
 # old top-level name → canonical name
 ALIASES = {"datastore": "rayjobs.datastore", "tuning": "rayjobs.tuning"}
 # Old names of modules that processes of an earlier version still use: a keeper runs the starter by
-# name, Ray restarts an actor, and an agent pickles the errors that it returns to a newer actor.
+# name, Ray restarts an actor, an agent pickles the errors that it returns to a newer actor, and an
+# attempt host or a keeper imports some modules only when it needs them.
 MOVED = {
     "rayjobs.compute.actor": "rayjobs.engine.actor",
     "rayjobs.compute.agent": "rayjobs.node.agent",
@@ -22,6 +23,11 @@ MOVED = {
     "rayjobs.compute.raylaunch": "rayjobs.engine.starter",
     "rayjobs.errors": "rayjobs.core.errors",
     "rayjobs.failures": "rayjobs.core.failures",
+    "rayjobs.injob.glooranks": "rayjobs.injob.gloo_ranks",
+    "rayjobs.injob.hostmessages": "rayjobs.injob.host_messages",
+    "rayjobs.injob.parallelmessages": "rayjobs.injob.parallel_messages",
+    "rayjobs.injob.recordfiles": "rayjobs.injob.record_files",
+    "rayjobs.injob.urlmap": "rayjobs.injob.url_map",
     "rayjobs.queuerecords": "rayjobs.jobs.queue_records",
     "rayjobs.records": "rayjobs.jobs.records",
     "rayjobs.states": "rayjobs.jobs.states",

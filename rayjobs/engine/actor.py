@@ -30,8 +30,8 @@ from rayjobs.engine.reporting import Reporting
 from rayjobs.engine.sweep_drivers import Drivers
 from rayjobs.engine.wake_server import WakeServer
 from rayjobs.engine.workspace_server import WorkspaceServer
-from rayjobs.injob import openfiles
-from rayjobs.injob.sessionsteps import SessionStep
+from rayjobs.injob import open_files
+from rayjobs.injob.session_steps import SessionStep
 from rayjobs.protocol import ray_jobs
 from rayjobs.protocol.calls import SESSION, STACKS, SessionCall
 from rayjobs.protocol.names import NAMESPACE, actor_name
@@ -79,7 +79,7 @@ class TargetActor:
         set_up_logging(self.paths.log, "target")
         # Use this home's sockets, whatever home the process was started with.
         os.environ["RAYJOBS_HOME"] = home
-        openfiles.raise_limit()
+        open_files.raise_limit()
         self.epoch = ids.token(8)
         self._shares_machine = shares_machine
         self._ready = threading.Event()

@@ -23,7 +23,7 @@ from typing import Any
 
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import AttemptPaths
-from rayjobs.injob import recordfiles
+from rayjobs.injob import record_files
 from rayjobs.injob.lazydataclass import dataclass
 
 RECORD = "rayjobs-environment.json"
@@ -197,7 +197,7 @@ class Cache:
             for record in (paths.environment, paths.horovod):
                 # An attempt without an environment does not have this file.
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                    key = str(recordfiles.read_json(str(path), record.name)["key"])
+                    key = str(record_files.read_json(str(path), record.name)["key"])
                     found.setdefault(key, []).append(f"{path.parent.name}/{path.name}")
         return found
 

@@ -19,8 +19,8 @@ from rayjobs.core.safe_delete import OwnFolder, Removed
 from rayjobs.core.text import verb
 from rayjobs.datastore.cache_root import default_cache_root
 from rayjobs.environments import prune as environments
-from rayjobs.injob import cgroups, recordfiles
-from rayjobs.injob.datafile import DataFile
+from rayjobs.injob import cgroups, record_files
+from rayjobs.injob.data_file import DataFile
 from rayjobs.injob.identity import Identity, is_alive, stat_of
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import MessageError
@@ -219,7 +219,7 @@ def _in_cgroup(marker: str) -> bool:
 
 def _read(path: Path) -> dict[str, object]:
     try:
-        values = recordfiles.read_json(str(path.parent), path.name)
+        values = record_files.read_json(str(path.parent), path.name)
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

@@ -12,12 +12,12 @@ import uuid
 import warnings
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from rayjobs.injob import logvalues, modelrequests, runcalls
+from rayjobs.injob import log_values, model_requests, run_calls
 from rayjobs.injob.azureml.exceptions import WrongValueError
 from rayjobs.injob.channel import Channel
-from rayjobs.injob.loggingrun import LoggingRun, RunNotSupportedError
-from rayjobs.injob.metricsfile import METRIC_KINDS, combine
-from rayjobs.injob.runcalls import Request, RunDetails, RunRecord, Value
+from rayjobs.injob.logging_run import LoggingRun, RunNotSupportedError
+from rayjobs.injob.metrics_file import METRIC_KINDS, combine
+from rayjobs.injob.run_calls import Request, RunDetails, RunRecord, Value
 from rayjobs.injob.secrets import secret_of
 from rayjobs.injob.uploads import UploadArea, clean_name
 
@@ -39,7 +39,7 @@ class AttemptRun(LoggingRun):
 
     # -- identity ----------------------------------------------------------------------------
     def _facts(self) -> RunDetails:
-        return self._ask(runcalls.Details(self.id))
+        return self._ask(run_calls.Details(self.id))
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class AttemptRun(LoggingRun):
 
     @display_name.setter
     def display_name(self, name: str) -> None:
-        self._ask(runcalls.Change(self.id, display_name=str(name)))
+        self._ask(run_calls.Change(self.id, display_name=str(name)))
 
     @property
     def description(self) -> str:
@@ -67,13 +67,13 @@ class AttemptRun(LoggingRun):
 
     @description.setter
     def description(self, text: str) -> None:
-        self._ask(runcalls.Change(self.id, description=str(text)))
+        self._ask(run_calls.Change(self.id, description=str(text)))
 
     @property
     def parent(self) -> "Optional[AttemptRun]":
         """The run that this one belongs to; None if it belongs to none."""
         parent = self._facts().parent
-        return None if parent is None else self._run_of(self._ask(runcalls.Details(parent)))
+        return None if parent is None else self._run_of(self._ask(run_calls.Details(parent)))
 
     def _run_of(self, facts: RunRecord) -> "AttemptRun":
         return ChildRun(self._channel(), facts.id, self.experiment, facts.type)
@@ -154,11 +154,11 @@ class AttemptRun(LoggingRun):
         status: Optional[str] = None,
     ) -> "List[AttemptRun]":
         """Return the runs that belong to this one, newest first; see `JobRun.get_children`."""
-        call = runcalls.Children(
+        call = run_calls.Children(
             self.id,
             recursive,
-            runcalls.conditions_of(tags),
-            runcalls.conditions_of(properties),
+            run_calls.conditions_of(tags),
+            run_calls.conditions_of(properties),
             type,
             status,
         )
@@ -202,7 +202,7 @@ class AttemptRun(LoggingRun):
     ) -> "ChildRun":
         # The id is chosen here, so that a repeated call does not start another run.
         made = "%s_%d_%s" % (self.id.rsplit("_", 2)[0], time.time(), uuid.uuid4().hex[:8])
-        call = runcalls.Start(
+        call = run_calls.Start(
             str(run_id or made), self.id, "" if name is None else str(name), dict(tags or {})
         )
         facts = self._ask(call)
@@ -249,7 +249,7 @@ class AttemptRun(LoggingRun):
         return {run.id: run._own_metrics(name) for run in runs if run_type in (None, run.type)}
 
     def _own_metrics(self, name: Optional[str]) -> Dict[str, Any]:
-        pairs = self._ask(runcalls.Metrics(self.id, name))
+        pairs = self._ask(run_calls.Metrics(self.id, name))
         return combine(pairs)
 
     # -- files -------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class AttemptRun(LoggingRun):
         target = os.fspath(output_file_path or os.path.basename(name))
         if os.path.isdir(target) or target.endswith("/"):
             target = os.path.join(target, os.path.basename(name))
-        self._channel().take(self._ask(runcalls.Fetch(self.id, name)), target)
+        self._channel().take(self._ask(run_calls.Fetch(self.id, name)), target)
 
     def download_files(
         self,
@@ -305,7 +305,7 @@ class AttemptRun(LoggingRun):
 
     def get_file_names(self) -> List[str]:
         """Return the names of the run's files, including logs."""
-        names = self._ask(runcalls.Files(self.id))
+        names = self._ask(run_calls.Files(self.id))
         return list(names)
 
     def get_all_logs(self, destination: Optional[str] = None) -> List[str]:
@@ -338,7 +338,7 @@ class AttemptRun(LoggingRun):
         target = os.fspath(path or os.getcwd())
         if path is None or os.path.isdir(target):
             target = os.path.join(target, "%s.zip" % str(digest).replace(":", "-")[:19])
-        self._channel().take(self._ask(runcalls.Snapshot(self.id, snapshot_id)), target)
+        self._channel().take(self._ask(run_calls.Snapshot(self.id, snapshot_id)), target)
         return target
 
     def take_snapshot(self, file_or_folder_path: Any) -> str:
@@ -387,8 +387,8 @@ class ChildRun(AttemptRun):
             return
         now = time.time_ns()
         self._last = max(self._last + 1, now)
-        point = runcalls.Point(kind, name, value, step, self._last, now / 1e9)
-        self._ask(runcalls.Log(self.id, (point,)))
+        point = run_calls.Point(kind, name, value, step, self._last, now / 1e9)
+        self._ask(run_calls.Log(self.id, (point,)))
 
     def get_tags(self) -> Dict[str, Optional[str]]:
         """Return the run's tags; one without a value is None."""
@@ -405,23 +405,23 @@ class ChildRun(AttemptRun):
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Set several tags."""
         ready = {
-            logvalues.name_of(key): ""
+            log_values.name_of(key): ""
             if value is None
-            else str(logvalues.scalar_of(value, "the tag's value"))
+            else str(log_values.scalar_of(value, "the tag's value"))
             for key, value in tags.items()
         }
-        self._ask(runcalls.Change(self.id, tags=ready))
+        self._ask(run_calls.Change(self.id, tags=ready))
 
     def remove_tags(self, tags: Iterable[str]) -> Dict[str, Optional[str]]:
         """Remove tags by key; return the remaining ones."""
         keys = [tags] if isinstance(tags, str) else list(tags)
-        self._ask(runcalls.Change(self.id, tags=dict.fromkeys(keys)))
+        self._ask(run_calls.Change(self.id, tags=dict.fromkeys(keys)))
         return self.get_tags()
 
     def add_properties(self, properties: Mapping[str, Any]) -> None:
         """Add properties. Raises ChannelError if one already has another value."""
-        ready = {logvalues.name_of(key): str(value) for key, value in properties.items()}
-        self._ask(runcalls.Change(self.id, properties=ready))
+        ready = {log_values.name_of(key): str(value) for key, value in properties.items()}
+        self._ask(run_calls.Change(self.id, properties=ready))
 
     # -- files -------------------------------------------------------------------------------
     def upload_file(self, name: str, path_or_stream: Any, datastore_name: Any = None) -> str:
@@ -431,7 +431,7 @@ class ChildRun(AttemptRun):
         path = self._channel().new_file()
         area = UploadArea(os.path.dirname(path))
         area.add(os.path.basename(path), path_or_stream)
-        self._ask(runcalls.Keep(self.id, (stored,), (os.path.basename(path),)))
+        self._ask(run_calls.Keep(self.id, (stored,), (os.path.basename(path),)))
         return stored
 
     def upload_files(
@@ -454,7 +454,7 @@ class ChildRun(AttemptRun):
             files.append(self._channel().new_file())
             shutil.copyfile(path, files[-1])
         names_here = tuple(os.path.basename(path) for path in files)
-        self._ask(runcalls.Keep(self.id, tuple(stored), names_here))
+        self._ask(run_calls.Keep(self.id, tuple(stored), names_here))
         return stored
 
     def upload_folder(self, name: str, path: Any, datastore_name: Any = None) -> List[str]:
@@ -478,7 +478,7 @@ class ChildRun(AttemptRun):
             shutil.rmtree(made)
 
     def _logged(self) -> List[Tuple[str, Any]]:
-        pairs = self._ask(runcalls.Metrics(self.id, None))
+        pairs = self._ask(run_calls.Metrics(self.id, None))
         return list(pairs)
 
     def _model_path(self, path: Any) -> str:
@@ -486,7 +486,7 @@ class ChildRun(AttemptRun):
             "a model is registered by the job's own run (Run.get_context()), or outside the job"
         )
 
-    def _ask_for_model(self, record: modelrequests.ModelRecord) -> None:
+    def _ask_for_model(self, record: model_requests.ModelRecord) -> None:
         raise RunNotSupportedError("a child run registers no model; use the job's own run")
 
     # -- end ---------------------------------------------------------------------------------
@@ -519,7 +519,7 @@ class ChildRun(AttemptRun):
         self._end("canceled", "canceled by its script")
 
     def _end(self, outcome: str, message: str = "", lines: Tuple[str, ...] = ()) -> None:
-        state = self._ask(runcalls.End(self.id, outcome, message, lines))
+        state = self._ask(run_calls.End(self.id, outcome, message, lines))
         if state.lower() != outcome:
             warnings.warn(
                 "run %s has already ended as %s; its state does not change" % (self.id, state),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Optional
 
-from rayjobs.injob import runcalls
+from rayjobs.injob import run_calls
 from rayjobs.injob.channel import Channel
-from rayjobs.injob.loggingrun import RunNotSupportedError
-from rayjobs.injob.runcalls import Request, Value
+from rayjobs.injob.logging_run import RunNotSupportedError
+from rayjobs.injob.run_calls import Request, Value
 
 
 class RunExperiment:
@@ -55,7 +55,7 @@ class RunWorkspace:
         return self._channel.call(request)
 
     def _names(self, of: str) -> Dict[str, Dict[str, Any]]:
-        return {one.name: one.to_json() for one in self._call(runcalls.Records(of))}
+        return {one.name: one.to_json() for one in self._call(run_calls.Records(of))}
 
     @property
     def datastores(self) -> Dict[str, Dict[str, Any]]:
@@ -85,7 +85,7 @@ class RunWorkspace:
         Raises:
             ChannelError: there is no such dataset, or it is a table.
         """
-        return self._taken(self._call(runcalls.FetchDataset(name, version, id)), target)
+        return self._taken(self._call(run_calls.FetchDataset(name, version, id)), target)
 
     def download_model(self, name: str, target: Any, version: Optional[int] = None) -> str:
         """Write the files of a model to the new folder `target`; return it.
@@ -93,7 +93,7 @@ class RunWorkspace:
         Raises:
             ChannelError: there is no such model.
         """
-        return self._taken(self._call(runcalls.FetchModel(name, version)), target)
+        return self._taken(self._call(run_calls.FetchModel(name, version)), target)
 
     def _taken(self, folder: str, target: Any) -> str:
         path: str = os.path.abspath(os.fspath(target))

@@ -16,10 +16,10 @@ import time
 import uuid
 from typing import Any, Dict, Mapping, Optional
 
-from rayjobs.injob import runcalls
+from rayjobs.injob import run_calls
 from rayjobs.injob.messages import MessageError
-from rayjobs.injob.runcalls import Request, RunAnswer, RunCall, Value
-from rayjobs.injob.runtoken import TOKEN_VARIABLE
+from rayjobs.injob.run_calls import Request, RunAnswer, RunCall, Value
+from rayjobs.injob.run_token import TOKEN_VARIABLE
 
 PATIENCE_S = 60.0  # a dead agent is replaced within seconds
 ANSWER_S = 600.0  # for one call: a model's files may be large
@@ -88,10 +88,10 @@ class Channel:
         """
         call = RunCall(self._token, request.NAME, request.to_json())
         line = json.dumps(call.to_json()).encode() + b"\n"
-        if len(line) > runcalls.MAX_LINE_BYTES:
+        if len(line) > run_calls.MAX_LINE_BYTES:
             raise ChannelError(
                 "the call has %d bytes, and at most %d can be sent; split it into several calls"
-                % (len(line), runcalls.MAX_LINE_BYTES),
+                % (len(line), run_calls.MAX_LINE_BYTES),
                 "UsageError",
             )
         deadline = time.monotonic() + self._patience_s
@@ -132,7 +132,7 @@ class Channel:
             self._pid = os.getpid()
         self._stream.sendall(line)  # a partly sent request has no newline; the agent ignores it
         self._was_sent = True
-        answer = self._file.readline(runcalls.MAX_LINE_BYTES)
+        answer = self._file.readline(run_calls.MAX_LINE_BYTES)
         if not answer.endswith(b"\n"):
             raise EOFError("the connection was closed")
         try:
@@ -147,7 +147,7 @@ class Channel:
             folder = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 stream.settimeout(ANSWER_S)
-                stream.connect("/proc/self/fd/%d/%s" % (folder, runcalls.SOCKET))
+                stream.connect("/proc/self/fd/%d/%s" % (folder, run_calls.SOCKET))
             finally:
                 os.close(folder)
         except BaseException:
@@ -177,13 +177,13 @@ class Channel:
     # -- bytes -------------------------------------------------------------------------------
     def new_file(self) -> str:
         """Return the path of a new file in `exchange`, for bytes that a call names."""
-        folder = os.path.join(self.root, runcalls.EXCHANGE)
+        folder = os.path.join(self.root, run_calls.EXCHANGE)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         return os.path.join(folder, uuid.uuid4().hex)
 
     def take(self, name: str, target: str) -> None:
         """Move a file or folder of `exchange` to `target`, replacing a file there."""
-        source = os.path.join(self.root, runcalls.EXCHANGE, os.path.basename(name))
+        source = os.path.join(self.root, run_calls.EXCHANGE, os.path.basename(name))
         os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
         if os.path.isdir(source):
             shutil.move(source, target)

@@ -8,7 +8,7 @@ import selectors
 import socket
 from typing import Callable, Dict, Optional
 
-from rayjobs.injob import recordfiles
+from rayjobs.injob import record_files
 from rayjobs.injob.answers import refusal
 from rayjobs.injob.messages import Message
 
@@ -48,7 +48,7 @@ def parse_request(line: bytes) -> Dict[str, object]:
     Raises:
         ValueError: it is not one JSON object, or is nested deeper than can be read.
     """
-    request = recordfiles.parse_json(line)
+    request = record_files.parse_json(line)
     if not isinstance(request, dict):
         raise ValueError("a request is one JSON object")
     return request

@@ -7,13 +7,13 @@ import signal
 import time
 from typing import Callable, Iterable, Optional, Sequence, Tuple
 
-from rayjobs.injob.exitrecord import ExitRecord, Leftovers, PidsLimit, UsageRecord
+from rayjobs.injob.exit_record import ExitRecord, Leftovers, PidsLimit, UsageRecord
 from rayjobs.injob.identity import ProcessStat, send_signal
 from rayjobs.injob.memory import MemoryLimit, remove_cgroups_of
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.injob.plan import LaunchPlan
+from rayjobs.injob.rank_stack import RankStack
 from rayjobs.injob.ranks import Rank
-from rayjobs.injob.rankstack import RankStack
 from rayjobs.injob.text import size_text
 from rayjobs.injob.tree import Tree, as_remaining
 

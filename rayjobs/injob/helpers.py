@@ -8,11 +8,11 @@ import signal
 import termios
 from typing import Mapping, Sequence
 
-from rayjobs.injob import detach, kernel, openfiles, startup
+from rayjobs.injob import detach, kernel, open_files, startup
 from rayjobs.injob.identity import Identity, identity_of, send_signal
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.starter import Starter
-from rayjobs.injob.waitstatus import WaitStatus
+from rayjobs.injob.wait_status import WaitStatus
 
 _NOT_STARTED = 127
 
@@ -116,7 +116,7 @@ def start(
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         os.chdir(program.folder)
         if files:
-            openfiles.give_back(starter.plan.soft_files)
+            open_files.give_back(starter.plan.soft_files)
             if starter.plan.container is not None:
                 from rayjobs.injob import container
 

@@ -8,18 +8,18 @@ import time
 import traceback
 from typing import Dict, Mapping, Optional
 
-from rayjobs.injob import control, detach, exitrecord, kernel, masterport, openfiles
+from rayjobs.injob import control, detach, exit_record, kernel, master_port, open_files
 from rayjobs.injob import plan as plans
 from rayjobs.injob.answers import refusal
 from rayjobs.injob.ending import Ending
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.extras import HostExtras
-from rayjobs.injob.hostmessages import NAME as HOST_FILE
-from rayjobs.injob.hostmessages import HostFile, HostRequest, HostState, HostStatus
-from rayjobs.injob.hostsignals import HostSignals
+from rayjobs.injob.host_messages import NAME as HOST_FILE
+from rayjobs.injob.host_messages import HostFile, HostRequest, HostState, HostStatus
+from rayjobs.injob.host_signals import HostSignals
 from rayjobs.injob.identity import own_identity
 from rayjobs.injob.lease import boot_clock_s
-from rayjobs.injob.logtimes import LogTimes
+from rayjobs.injob.log_times import LogTimes
 from rayjobs.injob.memory import MemoryLimit, ProcessLimit
 from rayjobs.injob.messages import Message
 from rayjobs.injob.mlflow_start import MlflowPort
@@ -72,7 +72,7 @@ class Host:
         self._selector = selectors.DefaultSelector()
         self._signals = HostSignals(self._selector)
         kernel.become_subreaper()
-        exitrecord.make_reserve(plan.root)
+        exit_record.make_reserve(plan.root)
         self._port_error = self._hold_port()
         self.tree = Tree.make(plan.marker, plan.hold, use_cgroups=use_cgroups)
         self.memory = MemoryLimit(plan.memory_bytes, self.tree, use_cgroups=use_cgroups)
@@ -105,7 +105,7 @@ class Host:
         self._mlflow.serve(self._starter, self._selector)
         self._sessions = Sessions(self._starter)
         self._extras = _extras_of(plan, self._starter)
-        exitrecord.write_file(os.path.join(plan.root, HOST_FILE), self._description().to_json())
+        exit_record.write_file(os.path.join(plan.root, HOST_FILE), self._description().to_json())
 
     def _description(self) -> HostFile:
         me = own_identity()
@@ -132,7 +132,7 @@ class Host:
         if self.plan.master_port is None:
             return None
         try:
-            masterport.reserve(self.plan.master_port)
+            master_port.reserve(self.plan.master_port)
         except OSError as error:
             return (
                 f"the port {self.plan.master_port}, the rendezvous of the ranks, was taken by "
@@ -176,7 +176,7 @@ class Host:
         try:
             self._extras.start()
         except OSError as error:
-            self.ending.out_of_files = openfiles.is_exhausted(error)
+            self.ending.out_of_files = open_files.is_exhausted(error)
             self.ending.begin(Outcome.HOST_ERROR, f"what the ranks need cannot be started: {error}")
             return None
         if not self._extras.starts_ranks:
@@ -196,7 +196,7 @@ class Host:
 
             if isinstance(error, container.VolumeError):
                 outcome, why = Outcome.NOT_STARTABLE, error.strerror or why
-        self.ending.out_of_files = openfiles.is_exhausted(error)
+        self.ending.out_of_files = open_files.is_exhausted(error)
         self.ending.begin(outcome, f"the {what} cannot be set up for the ranks: {why}")
 
     def _show_inputs(self) -> None:
@@ -269,7 +269,7 @@ class Host:
         If this process is killed meanwhile, the ranks' own end must not be lost.
         """
         if all(rank.has_ended for rank in self.ranks):
-            exitrecord.write_outcome(self.plan.root, self._as_record())
+            exit_record.write_outcome(self.plan.root, self._as_record())
 
     def _as_record(self) -> ExitRecord:
         """Return the exit record as of now."""
@@ -415,7 +415,7 @@ class Host:
         keep_until = time.monotonic() + _KEEP_RECORD_S
         while True:
             try:
-                exitrecord.write(self.plan.root, record)
+                exit_record.write(self.plan.root, record)
                 break
             except OSError as error:
                 if self.record is None:
@@ -454,7 +454,7 @@ def _extras_of(plan: LaunchPlan, starter: Starter) -> HostExtras:
 
         return MpiStarter(starter, settings)
     if kind == plans.HOROVOD_GLOO:
-        from rayjobs.injob.glooranks import GlooHelper
+        from rayjobs.injob.gloo_ranks import GlooHelper
 
         return GlooHelper(starter, settings)
     if kind == plans.HEAD_START:

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any, Mapping
 
-from rayjobs.injob import openfiles
+from rayjobs.injob import open_files
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 
@@ -45,7 +45,7 @@ class Identity(Message):
 
 def boot_id() -> str:
     """The id of this boot of the machine."""
-    return openfiles.patiently(lambda: _read("/proc/sys/kernel/random/boot_id")).decode().strip()
+    return open_files.patiently(lambda: _read("/proc/sys/kernel/random/boot_id")).decode().strip()
 
 
 def _read(path: str) -> bytes:
@@ -60,9 +60,9 @@ def stat_of(pid: int) -> ProcessStat | None:
         OSError: the file limit is reached, so the process may or may not exist.
     """
     try:
-        text = openfiles.patiently(lambda: _read(f"/proc/{pid}/stat")).decode("utf-8", "replace")
+        text = open_files.patiently(lambda: _read(f"/proc/{pid}/stat")).decode("utf-8", "replace")
     except OSError as error:
-        if error.errno in openfiles.ERRORS:
+        if error.errno in open_files.ERRORS:
             raise
         return None
     # The name may contain spaces and brackets, so search from the right.

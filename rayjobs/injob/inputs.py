@@ -7,8 +7,8 @@ import json
 import os
 from typing import Any, Dict, Iterator, Mapping, Optional
 
-from rayjobs.injob import datafile
-from rayjobs.injob.datafile import AttemptInput, DataFile
+from rayjobs.injob import data_file
+from rayjobs.injob.data_file import AttemptInput, DataFile
 
 
 class InputDatasets(Mapping[str, Any]):
@@ -68,7 +68,7 @@ def _open(name: str, definition: str) -> Any:
 def read_record(root: str) -> Optional[DataFile]:
     """Return the node's record of inputs and outputs; None if there is none."""
     try:
-        with open(os.path.join(root, datafile.NAME), encoding="utf-8") as file:
+        with open(os.path.join(root, data_file.NAME), encoding="utf-8") as file:
             return DataFile.from_json(json.load(file))
     except (FileNotFoundError, NotADirectoryError):
         return None

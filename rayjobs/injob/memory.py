@@ -6,7 +6,7 @@ import os
 import signal
 
 from rayjobs.injob import cgroups
-from rayjobs.injob.exitrecord import MemoryUse, PidsLimit
+from rayjobs.injob.exit_record import MemoryUse, PidsLimit
 from rayjobs.injob.identity import ProcessStat
 from rayjobs.injob.tree import Tree, cgroup_name
 

@@ -22,7 +22,7 @@ if __name__ == "__main__":
     _package_home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.path[:1] = [_package_home]
 
-from rayjobs.injob.metricsfile import Appender
+from rayjobs.injob.metrics_file import Appender
 from rayjobs.injob.mlflow_tracking import (
     Json,
     RunState,

@@ -16,12 +16,12 @@ import sys
 import time
 from typing import Dict, Mapping
 
-from rayjobs.injob import helpers, kernel, mpistub
+from rayjobs.injob import helpers, kernel, mpi_stub
 from rayjobs.injob.answers import Answer, refusal
 from rayjobs.injob.extras import HostExtras
 from rayjobs.injob.interfaces import interface_of
 from rayjobs.injob.lines import Asker, LineServer
-from rayjobs.injob.mpimessages import MpiRequest, RankEnd, Relayed
+from rayjobs.injob.mpi_messages import MpiRequest, RankEnd, Relayed
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import ExtrasPlan, RankPlan
 from rayjobs.injob.ranks import Program, Rank
@@ -30,7 +30,7 @@ from rayjobs.injob.starter import Starter
 LOG_NAME = "mpi.log"
 REMOTE = "remote"  # the program that mpirun runs as ssh, in its working directory
 _REMOTE_TEXT = 'exec "${}" -S -E "${}" remote "$@"\n'.format(
-    mpistub.PYTHON_VARIABLE, mpistub.STUB_VARIABLE
+    mpi_stub.PYTHON_VARIABLE, mpi_stub.STUB_VARIABLE
 )
 # A rank that MPI has lost may end by itself, with a more informative exit code.
 _PULL_S = 1.0
@@ -129,11 +129,11 @@ class MpiStarter(HostExtras):
         env["OMPI_MCA_plm_rsh_pass_environ_mca_params"] = "0"
         if os.getuid() == 0:
             env["OMPI_ALLOW_RUN_AS_ROOT"] = env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
-        env[mpistub.SOCKET_VARIABLE] = self._socket
+        env[mpi_stub.SOCKET_VARIABLE] = self._socket
         plan = self._starter.plan
         # In a container mpirun, orted and the stubs' interpreter come from the image.
-        env[mpistub.PYTHON_VARIABLE] = plan.python if plan.container else sys.executable
-        env[mpistub.STUB_VARIABLE] = os.path.abspath(mpistub.__file__)
+        env[mpi_stub.PYTHON_VARIABLE] = plan.python if plan.container else sys.executable
+        env[mpi_stub.STUB_VARIABLE] = os.path.abspath(mpi_stub.__file__)
         return env
 
     def _of_this_node(self) -> dict[str, str]:

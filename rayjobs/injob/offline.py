@@ -7,12 +7,12 @@ import shutil
 import uuid
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from rayjobs.injob import modelrequests
+from rayjobs.injob import model_requests
 from rayjobs.injob.attempt_runs import children_tags
 from rayjobs.injob.attempt_workspace import RunExperiment, RunWorkspace
-from rayjobs.injob.loggingrun import LoggingRun
-from rayjobs.injob.logvalues import number_of
-from rayjobs.injob.metricsfile import METRIC_KINDS, stored_value
+from rayjobs.injob.log_values import number_of
+from rayjobs.injob.logging_run import LoggingRun
+from rayjobs.injob.metrics_file import METRIC_KINDS, stored_value
 from rayjobs.injob.submitted import paths_by_name
 from rayjobs.injob.uploads import UploadArea, clean_name
 
@@ -93,9 +93,9 @@ class OfflineRun(LoggingRun):
 
     # -- models ------------------------------------------------------------------------------
     def _model_path(self, path: Any) -> str:
-        return modelrequests.find(path, os.path.abspath("outputs"), self._files)
+        return model_requests.find(path, os.path.abspath("outputs"), self._files)
 
-    def _ask_for_model(self, record: modelrequests.ModelRecord) -> None:
+    def _ask_for_model(self, record: model_requests.ModelRecord) -> None:
         print("model %s: %s (no job, so nothing is registered)" % (record.name, record.path))
 
     def _keep_image(self, name: str, path: Optional[str], plot: Any) -> str:

@@ -15,7 +15,7 @@ import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 from rayjobs.injob import checkpoint
-from rayjobs.injob.parallelmessages import MiniBatch, Order, SettledBatch
+from rayjobs.injob.parallel_messages import MiniBatch, Order, SettledBatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ import time
 from typing import Any, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from rayjobs.injob.parallel_ledger import Ledger
-from rayjobs.injob.parallel_settings import VARIABLE, Settings
-from rayjobs.injob.parallelmessages import (
+from rayjobs.injob.parallel_messages import (
     BatchDone,
     BatchFailed,
     BatchRows,
@@ -36,6 +35,7 @@ from rayjobs.injob.parallelmessages import (
     WorkerAnswer,
     rank_request,
 )
+from rayjobs.injob.parallel_settings import VARIABLE, Settings
 
 LEVELS = ("DEBUG", "INFO", "WARNING")
 REACH_S = 300.0  # rank 0 may have to load a table first

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Tuple, Union
 
-    from rayjobs.injob.parallelmessages import MeasureTable, RunBatch, WorkerAnswer
+    from rayjobs.injob.parallel_messages import MeasureTable, RunBatch, WorkerAnswer
 
 
 def elements(result: Any) -> Tuple[List[str], int]:
@@ -69,7 +69,7 @@ class Entry:
 
     def answer(self, request: Union[MeasureTable, RunBatch]) -> WorkerAnswer:
         """Carry out the rank's request."""
-        from rayjobs.injob.parallelmessages import BatchRows, MeasureTable, TableSize
+        from rayjobs.injob.parallel_messages import BatchRows, MeasureTable, TableSize
 
         if isinstance(request, MeasureTable):
             frame = self.table(request.measure)
@@ -92,7 +92,7 @@ class Entry:
 def _failed() -> WorkerAnswer:
     import traceback
 
-    from rayjobs.injob.parallelmessages import WorkerAnswer
+    from rayjobs.injob.parallel_messages import WorkerAnswer
 
     traceback.print_exc()
     kind, error = sys.exc_info()[:2]
@@ -104,7 +104,7 @@ def main(descriptor: int, script: str, arguments: List[str]) -> int:
     import json
     import socket
 
-    from rayjobs.injob.parallelmessages import WorkerAnswer, worker_request
+    from rayjobs.injob.parallel_messages import WorkerAnswer, worker_request
 
     sys.argv = [script, *arguments]
     with socket.socket(fileno=descriptor) as connection:
@@ -139,7 +139,7 @@ if __name__ == "__main__":
     import signal
 
     # Now, since the script's folder may have files with the names of standard modules.
-    from rayjobs.injob import kernel, parallelmessages, rank  # noqa: F401
+    from rayjobs.injob import kernel, parallel_messages, rank  # noqa: F401
 
     del sys.path[-1]
     rank.arrange_path(sys.argv[3], sys.path, sys.argv[1])

@@ -20,7 +20,7 @@ STACKS_VARIABLE = "RAYJOBS_STACKS_FILE"
 # The folder that provides `import azureml`, below the one from which ranks import `rayjobs`. It is
 # on PYTHONPATH, hence before installed packages, also in commands and child processes.
 ON_PATH = os.path.join("rayjobs", "injob", "onpath")
-# The same for the address map (`urlmap`), only in jobs of workspaces that have one.
+# The same for the address map (`url_map`), only in jobs of workspaces that have one.
 MAPPED_ON_PATH = os.path.join("rayjobs", "injob", "onpath_mapped")
 
 _STDERR = 2
@@ -161,9 +161,9 @@ def begin(script: str, arguments: Sequence[str]) -> str:
     if os.environ.get("PYTHONDONTWRITEBYTECODE"):
         sys.dont_write_bytecode = True
     if os.environ.get("RAYJOBS_URLS"):
-        from rayjobs.injob import urlmap
+        from rayjobs.injob import url_map
 
-        urlmap.install()
+        url_map.install()
     try:
         os.close(os.open(full_name, os.O_RDONLY))
     except OSError as error:

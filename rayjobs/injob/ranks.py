@@ -9,15 +9,15 @@ import sys
 from dataclasses import field
 from typing import Callable, Mapping
 
-from rayjobs.injob import detach, kernel, leaving, openfiles, parallel_settings, rank, startup
-from rayjobs.injob.exitrecord import RankExit
-from rayjobs.injob.hostmessages import RankStatus
+from rayjobs.injob import detach, kernel, leaving, open_files, parallel_settings, rank, startup
+from rayjobs.injob.exit_record import RankExit
+from rayjobs.injob.host_messages import RankStatus
 from rayjobs.injob.identity import Identity, identity_of
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.log_cap import LogCap
 from rayjobs.injob.plan import LaunchPlan, RankPlan, expand
 from rayjobs.injob.tree import Tree
-from rayjobs.injob.waitstatus import WaitStatus
+from rayjobs.injob.wait_status import WaitStatus
 
 # Prefix, on the setup pipe, for programs that no other attempt can start either.
 _NEVER = b"\0"
@@ -209,7 +209,7 @@ def _set_up(
     os.setsid()
     detach.point_output(plan.log_of(item.rank))
     os.chdir(plan.work)
-    openfiles.give_back(plan.soft_files)
+    open_files.give_back(plan.soft_files)
     os.umask(plan.umask)  # the host's own umask makes files private to the user
     if plan.container is not None:
         from rayjobs.injob import container

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Mapping, Tuple
 
-from rayjobs.injob.loggingrun import LoggingRun, Run, RunNotSupportedError
+from rayjobs.injob.logging_run import LoggingRun, Run, RunNotSupportedError
 
 _contexts: Dict[Tuple[Any, ...], LoggingRun] = {}
 

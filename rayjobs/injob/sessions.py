@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Set, Tuple
 from rayjobs.injob import helpers
 from rayjobs.injob.answers import Answer, refusal
 from rayjobs.injob.helpers import Helper
-from rayjobs.injob.hostmessages import HostRequest, HostSession, PortAnswer
+from rayjobs.injob.host_messages import HostRequest, HostSession, PortAnswer
 from rayjobs.injob.identity import send_signal
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.starter import Starter

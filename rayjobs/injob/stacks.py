@@ -14,10 +14,10 @@ import sys
 import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from rayjobs.injob import recordfiles
+from rayjobs.injob import record_files
 from rayjobs.injob.identity import Identity, send_signal, stat_of
 from rayjobs.injob.rank import DUMP_SIGNAL
-from rayjobs.injob.rankstack import RankStack
+from rayjobs.injob.rank_stack import RankStack
 
 STOPPED = "T"
 
@@ -153,7 +153,7 @@ def _by_signal(identity: Identity, path: str) -> Optional[str]:
             last, size = size, os.stat(path).st_size
             if size > before and size == last:
                 break
-        with recordfiles.open_file(*os.path.split(path)) as file:
+        with record_files.open_file(*os.path.split(path)) as file:
             file.seek(before)
             text = file.read(_MOST_BYTES).decode("utf-8", "replace")
     except OSError:

@@ -10,13 +10,13 @@ import sys
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from rayjobs.injob import logvalues, modelrequests
+from rayjobs.injob import log_values, model_requests
 from rayjobs.injob.attempt_runs import AttemptRun, refuse_datastore
 from rayjobs.injob.attempt_workspace import RunExperiment, RunWorkspace
 from rayjobs.injob.channel import Channel, own_channel
 from rayjobs.injob.inputs import InputDatasets, read_record
-from rayjobs.injob.metricsfile import METRIC_KINDS, Appender, combine, read_all, stored_value
-from rayjobs.injob.runtoken import has_token
+from rayjobs.injob.metrics_file import METRIC_KINDS, Appender, combine, read_all, stored_value
+from rayjobs.injob.run_token import has_token
 from rayjobs.injob.uploads import UploadArea, clean_name
 
 
@@ -66,11 +66,11 @@ class SubmittedRun(AttemptRun):
         if type(value) is float and value - value == 0.0 and (step is None or type(step) is int):
             shown = self._names.get(name) if type(name) is str else None
             if shown is None:
-                name = logvalues.name_of(name)
+                name = log_values.name_of(name)
                 shown = json.dumps(name)
                 if len(self._names) < 10000:
                     self._names[name] = shown
-            logvalues.step_of(step)
+            log_values.step_of(step)
             line = '{"k":"metric","name":%s,"value":%r,"step":%s,"t":%.6f}\n' % (
                 shown,
                 value,
@@ -88,10 +88,10 @@ class SubmittedRun(AttemptRun):
     def _put(self, kind: str, name: str, value: Any, step: Optional[int] = None) -> None:
         record = {"k": kind, "name": name, "value": value, "step": step, "t": time.time()}
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
-        if len(line) > logvalues.MAX_RECORD:
+        if len(line) > log_values.MAX_RECORD:
             raise ValueError(
                 "the record %r has %d bytes; %d are allowed. Write it to a file below outputs/, "
-                "or log it in parts" % (name, len(line), logvalues.MAX_RECORD)
+                "or log it in parts" % (name, len(line), log_values.MAX_RECORD)
             )
         self._file.append(line)
 
@@ -210,17 +210,17 @@ class SubmittedRun(AttemptRun):
 
     # -- models ------------------------------------------------------------------------------
     def _model_path(self, path: Any) -> str:
-        return modelrequests.find(path, self._get_outputs_datapath(), self._area.names())
+        return model_requests.find(path, self._get_outputs_datapath(), self._area.names())
 
-    def _ask_for_model(self, record: modelrequests.ModelRecord) -> None:
+    def _ask_for_model(self, record: model_requests.ModelRecord) -> None:
         key = (record.name, record.path)
-        if key not in self._models and len(self._models) >= modelrequests.MOST_MODELS:
+        if key not in self._models and len(self._models) >= model_requests.MOST_MODELS:
             raise ValueError(
                 "this run has already requested %d models, the largest number allowed; register "
                 "whole folders, or register the rest later with `rayjobs model register`"
-                % modelrequests.MOST_MODELS
+                % model_requests.MOST_MODELS
             )
-        modelrequests.append(self._models_file, record)
+        model_requests.append(self._models_file, record)
         self._models.add(key)
 
 

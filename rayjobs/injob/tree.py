@@ -7,7 +7,7 @@ import signal
 from typing import Iterable, Sequence, Tuple
 
 from rayjobs.injob import cgroups, kernel
-from rayjobs.injob.exitrecord import Remaining
+from rayjobs.injob.exit_record import Remaining
 from rayjobs.injob.identity import Identity, ProcessStat, boot_id, send_signal, stat_of
 from rayjobs.injob.namespace import Namespace, NamespaceRefused
 from rayjobs.injob.processes import children, descendants, marked

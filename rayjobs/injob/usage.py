@@ -15,8 +15,8 @@ import time
 from dataclasses import field
 from typing import Dict, List, Optional, Tuple
 
-from rayjobs.injob import cgroups, kernel, recordfiles
-from rayjobs.injob.exitrecord import GpuUse, UsageRecord
+from rayjobs.injob import cgroups, kernel, record_files
+from rayjobs.injob.exit_record import GpuUse, UsageRecord
 from rayjobs.injob.files import write_atomic
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.memory import proportional_bytes
@@ -239,7 +239,7 @@ class Usage:
 def read(root: str) -> Optional[UsageRecord]:
     """Return an attempt host's samples so far; None if there are no readable ones."""
     try:
-        record = UsageRecord.from_json(recordfiles.read_json(root, FILE, _FILE_BYTES))
+        record = UsageRecord.from_json(record_files.read_json(root, FILE, _FILE_BYTES))
     except (OSError, ValueError):
         return None  # jobs can write there too
     return record if record.is_whole else None

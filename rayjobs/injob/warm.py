@@ -19,7 +19,7 @@ if __name__ == "__main__":
     sys.path[:] = [_package_home, *_BASE_PATH]
 
 if __name__ == "__main__":
-    from rayjobs.injob.warmloop import main
+    from rayjobs.injob.warm_loop import main
 
     sys.path[:] = [*_BASE_PATH, *([] if _package_home in _BASE_PATH else [_package_home])]
     _program = main(sys.argv[1:], _BASE_PATH)

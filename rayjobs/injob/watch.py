@@ -10,12 +10,12 @@ from typing import List, Optional, Sequence, Tuple
 from rayjobs.injob import stacks
 from rayjobs.injob.answers import Answer
 from rayjobs.injob.ending import Ending
-from rayjobs.injob.hostmessages import HostRequest, HostStacks, LeaseAnswer
+from rayjobs.injob.host_messages import HostRequest, HostStacks, LeaseAnswer
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import LaunchPlan
+from rayjobs.injob.rank_stack import RankStack
 from rayjobs.injob.ranks import Rank
-from rayjobs.injob.rankstack import RankStack
 from rayjobs.injob.stall import StallWatch
 
 

@@ -13,7 +13,7 @@ from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:  # importing pydantic would dominate the time of a listing
-    from rayjobs.injob.exitrecord import ExitRecord
+    from rayjobs.injob.exit_record import ExitRecord
     from rayjobs.jobs.hosts import HostRecord
     from rayjobs.spec.model import JobSpec
 

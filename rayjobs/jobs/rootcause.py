@@ -10,7 +10,7 @@ from dataclasses import replace
 from rayjobs.core.failures import Failure, FailureClass, signal_name
 from rayjobs.core.text import size_text
 from rayjobs.injob import stacks
-from rayjobs.injob.exitrecord import ExitRecord, RankExit
+from rayjobs.injob.exit_record import ExitRecord, RankExit
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.jobs import tracebacks

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.injob.runcalls import conditions_of
+from rayjobs.injob.run_calls import conditions_of
 from rayjobs.jobs.records import Job
 
 # Azure ML's names of the kinds of runs.

@@ -14,11 +14,11 @@ from typing import TypeVar
 
 from rayjobs.core.errors import TargetError
 from rayjobs.core.text import duration_text
-from rayjobs.injob import control, exitrecord, recordfiles
+from rayjobs.injob import control, exit_record, record_files
 from rayjobs.injob.answers import Answer
-from rayjobs.injob.exitrecord import ExitRecord
-from rayjobs.injob.hostmessages import NAME as HOST_FILE
-from rayjobs.injob.hostmessages import HostFile, HostRequest, HostState, HostStatus
+from rayjobs.injob.exit_record import ExitRecord
+from rayjobs.injob.host_messages import NAME as HOST_FILE
+from rayjobs.injob.host_messages import HostFile, HostRequest, HostState, HostStatus
 from rayjobs.injob.identity import Identity, identity_of, is_alive
 from rayjobs.injob.messages import MessageError
 from rayjobs.injob.outcomes import CANCELED, EndCause
@@ -76,7 +76,7 @@ def read_exit_record(root: str) -> ExitRecord | None:
     Raises:
         ValueError: the file exists but is not a record.
     """
-    return exitrecord.read(root)
+    return exit_record.read(root)
 
 
 class HostConnection:
@@ -186,7 +186,7 @@ class HostConnection:
         try:
             writer.write(control.encode(HostRequest("wait")))
             line = await reader.readline()
-            answer = recordfiles.parse_json(line) if line.endswith(b"\n") else None
+            answer = record_files.parse_json(line) if line.endswith(b"\n") else None
             return None if answer is None else ExitRecord.from_json(answer)
         except (OSError, ValueError):
             return None

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 from rayjobs.core.errors import TargetError
 from rayjobs.core.text import duration_text
-from rayjobs.injob import exitrecord, recordfiles
+from rayjobs.injob import exit_record, record_files
 from rayjobs.injob.answers import Answer, StartAnswer
 from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.processes import MARKER_VARIABLE
-from rayjobs.injob.warmmessages import WarmRequest, WarmStatus
+from rayjobs.injob.warm_messages import WarmRequest, WarmStatus
 
 # torch's optimizers import torch._dynamo at their first use. Not pandas: its import adds half a
 # second to the first job's wait and starts a pyarrow thread before all forks.
@@ -27,7 +27,7 @@ MARKER_PAD = 160
 LINE_LIMIT = 16 * 1024 * 1024
 RETRY_S = 0.05
 HELD_S = 5.0  # for a process that is about to serve or to exit
-_INJOB = Path(exitrecord.__file__).parent
+_INJOB = Path(exit_record.__file__).parent
 PING = WarmRequest("ping")
 
 One = TypeVar("One", bound=Message)
@@ -86,7 +86,7 @@ async def ask(socket: str, request: Message, kind: type[One], *, timeout_s: floa
     if not line.endswith(b"\n"):
         raise ConnectionResetError(f"{socket} closed the connection without an answer")
     try:
-        return kind.from_json(recordfiles.parse_json(line))
+        return kind.from_json(record_files.parse_json(line))
     except MessageError as error:
         raise ValueError(f"{socket} answered {line[:80]!r}: {error}") from error
 

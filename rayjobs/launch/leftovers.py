@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from rayjobs.injob import cgroups
-from rayjobs.injob.exitrecord import Remaining
+from rayjobs.injob.exit_record import Remaining
 from rayjobs.injob.identity import Identity, ProcessStat, boot_id, is_alive, send_signal
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.memory import remove_cgroups_of

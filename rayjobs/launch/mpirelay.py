@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from rayjobs.injob.answers import Answer
-from rayjobs.injob.mpimessages import MpiRequest, Relayed
+from rayjobs.injob.mpi_messages import MpiRequest, Relayed
 from rayjobs.injob.plan import Peer, Relay
 from rayjobs.launch.hoststart import ask
 

@@ -10,7 +10,7 @@ from dataclasses import field
 from pathlib import Path
 
 from rayjobs.core.paths import NodePaths, short_socket
-from rayjobs.injob import parallel_settings, urlmap
+from rayjobs.injob import parallel_settings, url_map
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.plan import LaunchPlan, RankPlan
 from rayjobs.injob.rank import MAPPED_ON_PATH, ON_PATH
@@ -185,7 +185,7 @@ def with_azureml(environment: Mapping[str, str], injob_path: str) -> dict[str, s
     In workspaces with a map of addresses, every interpreter of the job loads it first. The job's
     own PYTHONPATH entries come after both.
     """
-    folders = [ON_PATH, *([MAPPED_ON_PATH] if urlmap.VARIABLE in environment else [])]
+    folders = [ON_PATH, *([MAPPED_ON_PATH] if url_map.VARIABLE in environment else [])]
     path = [f"{injob_path}{os.sep}{one}" for one in folders]
     own = environment.get("PYTHONPATH")
     return {**environment, "PYTHONPATH": os.pathsep.join([*path, *([own] if own else [])])}
@@ -217,7 +217,7 @@ def azure_variables(context: AttemptContext) -> dict[str, str]:
         "AZ_BATCHAI_TASK_TYPE": "worker",
     }
     if azure.urls:
-        found[urlmap.VARIABLE] = json.dumps(dict(azure.urls))
+        found[url_map.VARIABLE] = json.dumps(dict(azure.urls))
     if backend == "mpi":
         found["AZ_BATCHAI_MPI_MASTER_NODE"] = context.nodes[0].address
     return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayjobs.core.errors import UsageError
-from rayjobs.injob.modelrequests import NAME
+from rayjobs.injob.model_requests import NAME
 from rayjobs.jobs.records import ModelVersion
 
 

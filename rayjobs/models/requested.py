@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError, StoreBusyError, StoreFullError
 from rayjobs.core.paths import AttemptPaths
-from rayjobs.injob.metricsfile import MOST_RANK_FILES, read_all
-from rayjobs.injob.modelrequests import MOST_MODELS, ModelRecord, name_of
-from rayjobs.injob.recordfiles import UnusableFileError
+from rayjobs.injob.metrics_file import MOST_RANK_FILES, read_all
+from rayjobs.injob.model_requests import MOST_MODELS, ModelRecord, name_of
+from rayjobs.injob.record_files import UnusableFileError
 from rayjobs.injob.uploads import clean_name
 from rayjobs.jobs.records import Job, ModelDraft, ModelRefusal
 from rayjobs.models import files as modelfiles

@@ -14,8 +14,8 @@ from rayjobs.core.errors import RayjobsError, StoreError, StoreUnreachableError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore.progress import Progress as TransferProgress
 from rayjobs.datastore.progress import line_of
-from rayjobs.injob import openfiles
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob import open_files
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.models import requested
 from rayjobs.node.collections import Collections, Progress, on_own_thread
@@ -204,7 +204,7 @@ class Collecting:
             self._bring_metrics(on)
         except (StoreError, OSError) as error:
             problems.append(f"metrics: {error}.")
-            is_out_of_files = openfiles.is_exhausted(error)
+            is_out_of_files = open_files.is_exhausted(error)
             if isinstance(error, StoreUnreachableError):
                 outage = problems[-1]
         left_out += map(LeftOut, self._metrics[_key(on)].left_out.values())
@@ -223,7 +223,7 @@ class Collecting:
             requests = requested.read(root, on.node, left_out)
         except OSError as error:
             problems.append(f"models that the script registers: {error.strerror or error}.")
-            is_out_of_files = is_out_of_files or openfiles.is_exhausted(error)
+            is_out_of_files = is_out_of_files or open_files.is_exhausted(error)
         watch("the job's history", 0)
         self._note_left_out(on, left_out)
         watch("the end of the logs", 0)

@@ -42,7 +42,7 @@ from rayjobs.environments.building import Control
 from rayjobs.environments.horovod import in_image, recipe
 from rayjobs.environments.inside import Image
 from rayjobs.injob import container as injob_container
-from rayjobs.injob import recordfiles
+from rayjobs.injob import record_files
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.plan import Bind, ContainerPlan, LaunchPlan, Limit, MemoryFolder
 from rayjobs.launch import openmpi
@@ -437,7 +437,7 @@ class NodeContainers:
         assert asked is not None
         paths = AttemptPaths(Path(plan.root))
         try:
-            file = recordfiles.read_json(str(paths.root), paths.image.name)
+            file = record_files.read_json(str(paths.root), paths.image.name)
             root, variables = str(file["root"]), dict(file["variables"])
             is_private = bool(file["is_private"])
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -534,7 +534,7 @@ def _environment_of(python: str) -> Path:
 def _environment_of_attempt(paths: AttemptPaths) -> tuple[Path, ...]:
     """Return the folder of the environment that is added to an attempt's image, if any."""
     try:
-        values = recordfiles.read_json(str(paths.root), paths.environment.name)
+        values = record_files.read_json(str(paths.root), paths.environment.name)
         return (_environment_of(str(values["python"])),)
     except FileNotFoundError:
         return ()

@@ -28,8 +28,8 @@ from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable, Inval
 from rayjobs.datastore.progress import Progress, ProgressCallback, line_of
 from rayjobs.datastore.protection import NONE as NO_PROTECTION
 from rayjobs.datastore.protection import Protection
-from rayjobs.injob import recordfiles
-from rayjobs.injob.datafile import AttemptInput, HeldInput
+from rayjobs.injob import record_files
+from rayjobs.injob.data_file import AttemptInput, HeldInput
 from rayjobs.injob.identity import Identity, boot_id, own_identity
 from rayjobs.injob.plan import Bind
 from rayjobs.injob.views import Views
@@ -302,7 +302,7 @@ class NodeData:
             if given.definition is None:
                 continue
             definition = Path(given.definition)
-            read = recordfiles.read_json(str(definition.parent), definition.name)
+            read = record_files.read_json(str(definition.parent), definition.name)
             for record in read["records"]:
                 settings = record["settings"]
                 if record["kind"] == "fsspec":

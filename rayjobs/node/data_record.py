@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rayjobs.core.files import write_atomic
-from rayjobs.injob import recordfiles
-from rayjobs.injob.datafile import AttemptInput, AttemptOutput, DataFile, HeldInput
+from rayjobs.injob import record_files
+from rayjobs.injob.data_file import AttemptInput, AttemptOutput, DataFile, HeldInput
 from rayjobs.protocol.attempts import AttemptOnNode
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def read(path: Path) -> DataFile:
         OSError, ValueError: its job has damaged it.
     """
     try:
-        return DataFile.from_json(recordfiles.read_json(str(path.parent), path.name))
+        return DataFile.from_json(record_files.read_json(str(path.parent), path.name))
     except FileNotFoundError:
         return DataFile()
 

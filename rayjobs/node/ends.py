@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError, RayjobsError
-from rayjobs.injob import exitrecord, recordfiles
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob import exit_record, record_files
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.outcomes import EndCause, EndReason
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import end_leftovers, find_leftovers
@@ -130,7 +130,7 @@ class Ends:
         if end:
             self._data.stop(on)
             proof = await asyncio.to_thread(end_leftovers, on.marker, None, SETTLE_GRACE_S)
-            if exitrecord.has_outcome(on.root, on.marker):
+            if exit_record.has_outcome(on.root, on.marker):
                 record = await asyncio.to_thread(record_of_dead_host, on, proof)
                 return _ended(record, proven=proof.proven_dead)
             if proof.proven_dead:
@@ -179,7 +179,7 @@ class Ends:
                 if root.is_symlink() or time.time() - changed_s < keep_s:
                     continue
                 connection = host_of(str(root))
-                plan = recordfiles.read_json(str(root), "plan.json")
+                plan = record_files.read_json(str(root), "plan.json")
                 lives = connection is not None and hostclient.is_alive(connection.identity)
                 if lives or find_leftovers(plan["marker"]):
                     continue

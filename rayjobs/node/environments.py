@@ -25,7 +25,7 @@ from rayjobs.environments.horovod import in_image, required
 from rayjobs.environments.inside import Image
 from rayjobs.environments.realise import Environments
 from rayjobs.environments.work import Work
-from rayjobs.injob import recordfiles
+from rayjobs.injob import record_files
 from rayjobs.node.build_logs import store_build_log, store_file, stream_build_log
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode, LaunchRequest
@@ -162,7 +162,7 @@ class NodeEnvironments:
         if paths.image.exists():
             return ""
         try:
-            key = str(recordfiles.read_json(str(root), paths.environment.name)["key"])
+            key = str(record_files.read_json(str(root), paths.environment.name)["key"])
         except (OSError, ValueError, KeyError, TypeError):
             return ""  # it uses none
         return self._environments.changed_since(key)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from rayjobs.core.text import MIB, duration_text, size_text
-from rayjobs.injob import recordfiles
+from rayjobs.injob import record_files
 from rayjobs.injob.identity import is_alive
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.processes import MARKER_VARIABLE
@@ -181,7 +181,7 @@ def _given(attempts: Path) -> dict[str, set[str]]:
     given = {}
     for path in attempts.glob("*/a*/plan.json"):
         try:
-            plan = recordfiles.read_json(str(path.parent), path.name)
+            plan = record_files.read_json(str(path.parent), path.name)
         except (OSError, ValueError):
             continue  # it is being written or removed
         host = host_of(str(path.parent))

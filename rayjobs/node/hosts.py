@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.datastore import credentials
-from rayjobs.injob import exitrecord, openfiles, usage
-from rayjobs.injob.exitrecord import ExitRecord, Leftovers
+from rayjobs.injob import exit_record, open_files, usage
+from rayjobs.injob.exit_record import ExitRecord, Leftovers
 from rayjobs.injob.identity import boot_id
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import Proof
@@ -66,12 +66,12 @@ def record_of_dead_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
     proven dead.
     """
     lost = exit_record_of_lost_host(on, proof)
-    record = exitrecord.with_outcome(on.root, lost)
+    record = exit_record.with_outcome(on.root, lost)
     if record is None:
         return lost
     if proof.proven_dead:
         try:
-            exitrecord.write(on.root, record)
+            exit_record.write(on.root, record)
         except OSError as error:
             log.warning("the exit record of %s cannot be written: %s", on.job, error)
     return record
@@ -84,9 +84,9 @@ def host_of(root: str) -> hostclient.HostConnection | None:
         OSError: no more files can be opened.
     """
     try:
-        return openfiles.patiently(lambda: hostclient.HostConnection.of(root))
+        return open_files.patiently(lambda: hostclient.HostConnection.of(root))
     except (OSError, ValueError) as error:
-        if openfiles.is_exhausted(error):
+        if open_files.is_exhausted(error):
             raise
         log.warning("no host is known: %s", error)
         return None
@@ -104,7 +104,7 @@ def host_on(on: AttemptOnNode) -> hostclient.HostConnection | None:
     found = host_of(on.root)
     if found is not None:
         return found
-    return openfiles.patiently(lambda: hostclient.HostConnection.listening_at(on.socket, on.root))
+    return open_files.patiently(lambda: hostclient.HostConnection.listening_at(on.socket, on.root))
 
 
 def record_of(root: str) -> ExitRecord | None:
@@ -114,9 +114,9 @@ def record_of(root: str) -> ExitRecord | None:
         OSError: no more files can be opened, so that nothing is known.
     """
     try:
-        return openfiles.patiently(lambda: hostclient.read_exit_record(root))
+        return open_files.patiently(lambda: hostclient.read_exit_record(root))
     except (OSError, ValueError) as error:
-        if openfiles.is_exhausted(error):
+        if open_files.is_exhausted(error):
             raise
         log.warning("no exit record: %s", error)
         return None

@@ -18,12 +18,12 @@ from rayjobs.core.paths import AttemptPaths, NodePaths, TargetPaths, runtime_dir
 from rayjobs.core.text import GIB
 from rayjobs.environments import interpreter
 from rayjobs.environments.horovod import required
-from rayjobs.injob import openfiles
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob import open_files
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.outcomes import EndCause, Outcome
 from rayjobs.injob.plan import LaunchPlan
-from rayjobs.injob.runtoken import TOKEN_VARIABLE
+from rayjobs.injob.run_token import TOKEN_VARIABLE
 from rayjobs.injob.views import Views
 from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables
@@ -158,7 +158,7 @@ class Node:
             # It expires with the attempt; only the latest possible end is known now.
             tokens[AZURE_TOKEN_EXPIRY] = str(int(time.time() + plan.max_duration_s))
         plan = replace(plan, env={**plan.env, **tokens})
-        plan = replace(plan, soft_files=openfiles.original(), views=views)
+        plan = replace(plan, soft_files=open_files.original(), views=views)
         secrets = {**self._data.credentials(root), **read_secrets(request.secrets)}
         try:
             launched = await self._start_host(plan, lease, secrets)

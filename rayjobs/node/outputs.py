@@ -20,8 +20,8 @@ from rayjobs.core.text import counted
 from rayjobs.data import made
 from rayjobs.datastore.errors import DataExists, DatastoreError, DatastoreUnavailable
 from rayjobs.datastore.progress import Progress, ProgressCallback
-from rayjobs.injob import openfiles
-from rayjobs.injob.datafile import AttemptOutput, DataFile, OutputDestination
+from rayjobs.injob import open_files
+from rayjobs.injob.data_file import AttemptOutput, DataFile, OutputDestination
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.node import data_record
 from rayjobs.node.data_record import DataRecord
@@ -62,7 +62,7 @@ class OutputProblem:
         return cls(
             f"output {name}: {data_record.sentence_of(error)}",
             isinstance(error, DatastoreUnavailable),
-            openfiles.is_exhausted(error),
+            open_files.is_exhausted(error),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from rayjobs.injob import masterport
+from rayjobs.injob import master_port
 
 FORGOTTEN_S = 600.0  # the launch that needed it never came
 
@@ -26,7 +26,7 @@ class HeldPorts:
         for port, (_, since_s) in list(self._held.items()):
             if now_s - since_s > FORGOTTEN_S:
                 self.let_go(port)
-        descriptor, port = masterport.reserve()
+        descriptor, port = master_port.reserve()
         self._held[port] = (descriptor, now_s)
         return port
 

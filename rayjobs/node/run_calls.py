@@ -24,12 +24,12 @@ from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore.errors import DatastoreError
-from rayjobs.injob import runcalls
+from rayjobs.injob import run_calls
 from rayjobs.injob.messages import MessageError
-from rayjobs.injob.metricsfile import METRIC_KINDS
+from rayjobs.injob.metrics_file import METRIC_KINDS
 from rayjobs.injob.outcomes import Outcome
-from rayjobs.injob.recordfiles import parse_json
-from rayjobs.injob.runcalls import (
+from rayjobs.injob.record_files import parse_json
+from rayjobs.injob.run_calls import (
     Request,
     RunAnswer,
     RunCall,
@@ -89,7 +89,7 @@ class AttemptEndedError(RayjobsError):
 
 def token_of(root: Path) -> str:
     """Return the token of the attempt with this folder; the first call creates it."""
-    path = root / runcalls.TOKEN_FILE
+    path = root / run_calls.TOKEN_FILE
     if not path.exists():  # otherwise another agent has already launched it
         write_atomic(path, secrets.token_urlsafe(32), mode=0o600)
     return path.read_text(encoding="ascii")
@@ -103,27 +103,27 @@ class RunCalls:
         self._on = on
         self._open = open_workspace
         self._root = Path(on.root)
-        self._exchange = self._root / runcalls.EXCHANGE
+        self._exchange = self._root / run_calls.EXCHANGE
         self._methods = dict(
             (
-                self._answering(runcalls.Details, self._details),
-                self._answering(runcalls.Children, self._children),
-                self._answering(runcalls.Start, self._start),
-                self._answering(runcalls.End, self._end),
-                self._answering(runcalls.Log, self._log),
-                self._answering(runcalls.Change, self._change),
-                self._answering(runcalls.Metrics, self._metrics),
-                self._answering(runcalls.Files, self._files),
-                self._answering(runcalls.Fetch, self._fetch),
-                self._answering(runcalls.Keep, self._keep),
-                self._answering(runcalls.Snapshot, self._snapshot),
-                self._answering(runcalls.Records, self._records),
-                self._answering(runcalls.FetchModel, self._fetch_model),
-                self._answering(runcalls.FetchDataset, self._fetch_dataset),
-                self._answering(runcalls.Method, self._method),
-                self._answering(runcalls.KeepBlob, self._keep_blob),
-                self._answering(runcalls.FetchBlob, self._fetch_blob),
-                self._answering(runcalls.HasBlob, self._has_blob),
+                self._answering(run_calls.Details, self._details),
+                self._answering(run_calls.Children, self._children),
+                self._answering(run_calls.Start, self._start),
+                self._answering(run_calls.End, self._end),
+                self._answering(run_calls.Log, self._log),
+                self._answering(run_calls.Change, self._change),
+                self._answering(run_calls.Metrics, self._metrics),
+                self._answering(run_calls.Files, self._files),
+                self._answering(run_calls.Fetch, self._fetch),
+                self._answering(run_calls.Keep, self._keep),
+                self._answering(run_calls.Snapshot, self._snapshot),
+                self._answering(run_calls.Records, self._records),
+                self._answering(run_calls.FetchModel, self._fetch_model),
+                self._answering(run_calls.FetchDataset, self._fetch_dataset),
+                self._answering(run_calls.Method, self._method),
+                self._answering(run_calls.KeepBlob, self._keep_blob),
+                self._answering(run_calls.FetchBlob, self._fetch_blob),
+                self._answering(run_calls.HasBlob, self._has_blob),
             )
         )
 
@@ -156,7 +156,7 @@ class RunCalls:
     def _require(self, token: str) -> None:
         """Refuse any other token, and the token of an attempt that has ended."""
         try:
-            known = (self._root / runcalls.TOKEN_FILE).read_text(encoding="ascii")
+            known = (self._root / run_calls.TOKEN_FILE).read_text(encoding="ascii")
         except OSError:
             known = ""
         on = self._on
@@ -195,12 +195,12 @@ class RunCalls:
         return job.parent == pipeline
 
     # -- runs ----------------------------------------------------------------------------------
-    def _details(self, request: runcalls.Details) -> RunDetails:
+    def _details(self, request: run_calls.Details) -> RunDetails:
         opened = self._open()
         job = opened.store.job(request.run)
         return _record_of(RunDetails, job, details=details_of(opened, job))
 
-    def _children(self, request: runcalls.Children) -> tuple[RunRecord, ...]:
+    def _children(self, request: run_calls.Children) -> tuple[RunRecord, ...]:
         opened = self._open()
         wanted = RunFilter.of(
             request.kind, dict(request.tags), dict(request.properties), request.status
@@ -214,7 +214,7 @@ class RunCalls:
                     parents.append(job.id)
         return tuple(found)
 
-    def _start(self, request: runcalls.Start) -> RunRecord:
+    def _start(self, request: run_calls.Start) -> RunRecord:
         parent = self._own(request.parent)
         new = NewRun(
             experiment=parent.experiment,
@@ -231,7 +231,7 @@ class RunCalls:
     def _writer(self) -> Mapping[str, Any]:
         return AttemptWriter(job=self._on.job, attempt=self._on.attempt).to_json()
 
-    def _end(self, request: runcalls.End) -> str:
+    def _end(self, request: run_calls.End) -> str:
         found = self._own(request.run, child=True)
         store = self._open().store
         outcome = Outcome(request.outcome)
@@ -246,7 +246,7 @@ class RunCalls:
         store.end_run(request.run, outcome=outcome, reason=request.message, failure=failure)
         return str(store.job(request.run).state)
 
-    def _log(self, request: runcalls.Log) -> int:
+    def _log(self, request: run_calls.Log) -> int:
         job = self._own(request.run, child=True)
         points = [
             MetricPoint(
@@ -263,7 +263,7 @@ class RunCalls:
         ]
         return self._open().store.add_metrics(job.id, points)
 
-    def _change(self, request: runcalls.Change) -> RunRecord:
+    def _change(self, request: run_calls.Change) -> RunRecord:
         job = self._own(request.run)
         changes = JobChanges(
             tags=dict(request.tags),
@@ -273,7 +273,7 @@ class RunCalls:
         )
         return _record_of(RunRecord, self._open().store.update(job.id, changes))
 
-    def _metrics(self, request: runcalls.Metrics) -> tuple[tuple[str, object], ...]:
+    def _metrics(self, request: run_calls.Metrics) -> tuple[tuple[str, object], ...]:
         points = lowest_rank(self._open().store.metrics(request.run, name=request.name))
         return tuple((point.name, point.value) for point in points)
 
@@ -288,12 +288,12 @@ class RunCalls:
             raise UsageError(f"the exchange folder has no file {name!r}")
         return path
 
-    def _files(self, request: runcalls.Files) -> tuple[str, ...]:
+    def _files(self, request: run_calls.Files) -> tuple[str, ...]:
         opened = self._open()
         names = {one.name for one in opened.store.files(request.run)}
         return tuple(sorted(names | set(Logs(opened, request.run).names())))
 
-    def _fetch(self, request: runcalls.Fetch) -> str:
+    def _fetch(self, request: run_calls.Fetch) -> str:
         opened = self._open()
         stored = {one.name: one for one in opened.store.files(request.run)}
         one = stored.get(request.name) or stored.get(real_name(request.name))
@@ -309,7 +309,7 @@ class RunCalls:
             raise NotFoundError(f"run {request.run} has no file {request.name!r}; it has: {known}")
         return target.name
 
-    def _keep(self, request: runcalls.Keep) -> tuple[str, ...]:
+    def _keep(self, request: run_calls.Keep) -> tuple[str, ...]:
         job = self._own(request.run, child=True)
         opened = self._open()
         names = [clean_name(name) for name in request.names]
@@ -339,7 +339,7 @@ class RunCalls:
             self._given(given).unlink()
         return tuple(names)
 
-    def _snapshot(self, request: runcalls.Snapshot) -> str:
+    def _snapshot(self, request: run_calls.Snapshot) -> str:
         opened = self._open()
         digest = request.snapshot or opened.store.job(request.run).snapshot
         if digest is None:
@@ -355,7 +355,7 @@ class RunCalls:
         return target.name
 
     # -- the workspace -------------------------------------------------------------------------
-    def _records(self, request: runcalls.Records) -> tuple[WorkspaceRecord, ...]:
+    def _records(self, request: run_calls.Records) -> tuple[WorkspaceRecord, ...]:
         opened = self._open()
         if request.of == "datastores":
             return tuple(
@@ -376,7 +376,7 @@ class RunCalls:
             return tuple(WorkspaceRecord(name) for name in sorted(found))
         raise UsageError(f"a workspace has no {request.of!r}")
 
-    def _fetch_model(self, request: runcalls.FetchModel) -> str:
+    def _fetch_model(self, request: run_calls.FetchModel) -> str:
         opened = self._open()
         model = opened.store.model(request.name, version=request.version)
         folder = self._new()
@@ -386,7 +386,7 @@ class RunCalls:
             opened.blobs.get_to(one.blob, target, digest=one.digest)
         return folder.name
 
-    def _fetch_dataset(self, request: runcalls.FetchDataset) -> str:
+    def _fetch_dataset(self, request: run_calls.FetchDataset) -> str:
         from rayjobs.datastore import Dataset, FileDataset
 
         catalogue = self._open().catalogue
@@ -405,7 +405,7 @@ class RunCalls:
         dataset.download(str(folder))
         return folder.name
 
-    def _method(self, request: runcalls.Method) -> object:
+    def _method(self, request: run_calls.Method) -> object:
         args = cast(Sequence[Any], values.decode(request.args))
         kwargs = cast(Mapping[str, Any], values.decode(request.kwargs))
         opened = self._open()
@@ -446,7 +446,7 @@ class RunCalls:
             return [replace(new, claim=None, kind="job")]
         return args
 
-    def _keep_blob(self, request: runcalls.KeepBlob) -> object:
+    def _keep_blob(self, request: run_calls.KeepBlob) -> object:
         blobs = self._open().blobs
         path = self._given(request.file)
         if request.key is None:
@@ -476,12 +476,12 @@ class RunCalls:
                 found.update(data)
         return Blob(key, blobs.size(key), f"sha256:{found.hexdigest()}")
 
-    def _fetch_blob(self, request: runcalls.FetchBlob) -> tuple[str, object]:
+    def _fetch_blob(self, request: run_calls.FetchBlob) -> tuple[str, object]:
         target = self._new()
         blob = self._open().blobs.get_to(request.key, target, digest=request.digest)
         return target.name, values.encode(blob)
 
-    def _has_blob(self, request: runcalls.HasBlob) -> int | None:
+    def _has_blob(self, request: run_calls.HasBlob) -> int | None:
         blobs = self._open().blobs
         return blobs.size(request.key) if blobs.exists(request.key) else None
 

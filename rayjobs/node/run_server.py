@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from rayjobs.injob import control, runcalls
-from rayjobs.injob.runcalls import RunAnswer
+from rayjobs.injob import control, run_calls
+from rayjobs.injob.run_calls import RunAnswer
 from rayjobs.node.collections import on_own_thread
 from rayjobs.node.run_calls import RunCalls
 from rayjobs.protocol.attempts import AttemptOnNode
@@ -19,7 +19,7 @@ from rayjobs.workspace.folder import OpenWorkspace
 
 log = logging.getLogger(__name__)
 
-MAX_LINE_BYTES = runcalls.MAX_LINE_BYTES
+MAX_LINE_BYTES = run_calls.MAX_LINE_BYTES
 CALLS_AT_ONCE = 8  # per attempt; further calls wait
 
 
@@ -45,7 +45,7 @@ async def serving(
     folder = os.open(on.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         # A socket's path may have at most 107 bytes; a descriptor's path is short.
-        listener = control.listen(f"/proc/self/fd/{folder}/{runcalls.SOCKET}")
+        listener = control.listen(f"/proc/self/fd/{folder}/{run_calls.SOCKET}")
     finally:
         os.close(folder)
     own = _identity(on.root)
@@ -59,12 +59,12 @@ async def serving(
         await asyncio.gather(*open_ones, return_exceptions=True)
         if _identity(on.root) == own:  # otherwise the next server has replaced it
             with suppress(OSError):
-                Path(on.root, runcalls.SOCKET).unlink()
+                Path(on.root, run_calls.SOCKET).unlink()
 
 
 def _identity(root: str) -> tuple[int, int] | None:
     try:
-        info = Path(root, runcalls.SOCKET).stat()
+        info = Path(root, run_calls.SOCKET).stat()
     except OSError:
         return None
     return info.st_dev, info.st_ino

@@ -16,11 +16,11 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.core.logs import set_up_logging
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.version import __version__
-from rayjobs.injob import openfiles
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob import open_files
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.lease import boot_clock_s
 from rayjobs.injob.plan import Peer
-from rayjobs.injob.sessionsteps import SessionReply
+from rayjobs.injob.session_steps import SessionReply
 from rayjobs.launch import mpirelay
 from rayjobs.launch.plan import inherited
 from rayjobs.node import watch
@@ -73,7 +73,7 @@ class NodeService:
         settings = NodeSettings.read(target)
         self._node_id = node_id
         standing.take_over()
-        openfiles.raise_limit()
+        open_files.raise_limit()
         self._node = Node(target, Path(home), settings)
         self.linger = Linger(settings.linger_s, SystemClock().monotonic_s)
         self._leaving: asyncio.Task[None] | None = None
@@ -112,7 +112,7 @@ class NodeService:
                 return await self._methods[method](message)
             except PrepareError as error:
                 # Ray carries an error to the engine without those that caused it.
-                if openfiles.is_exhausted(error):
+                if open_files.is_exhausted(error):
                     values = {**error.values, "is_out_of_files": True}
                     raise PrepareError(error.message, **values) from error
                 raise

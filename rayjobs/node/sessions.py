@@ -25,10 +25,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from rayjobs.injob import sessionsteps as steps
+from rayjobs.injob import session_steps as steps
 from rayjobs.injob.answers import Answer
-from rayjobs.injob.hostmessages import HostRequest, HostSession, PortAnswer
-from rayjobs.injob.sessionsteps import SessionEvent, SessionReply, SessionStep
+from rayjobs.injob.host_messages import HostRequest, HostSession, PortAnswer
+from rayjobs.injob.session_steps import SessionEvent, SessionReply, SessionStep
 from rayjobs.launch import hostclient
 from rayjobs.node.hosts import host_on
 from rayjobs.protocol.attempts import AttemptOnNode

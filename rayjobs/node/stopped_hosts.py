@@ -16,8 +16,8 @@ from pathlib import Path
 from rayjobs.core.errors import RayjobsError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
-from rayjobs.injob import exitrecord
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob import exit_record
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.launch import hostclient, leftovers
 from rayjobs.protocol.attempts import AttemptOnNode
@@ -84,7 +84,7 @@ class StoppedHosts:
         except RayjobsError as error:
             log.warning("%s: %s", on.job, error)
         # First, so that whatever finds the host dead knows why.
-        await asyncio.to_thread(exitrecord.write_outcome, on.root, record)
+        await asyncio.to_thread(exit_record.write_outcome, on.root, record)
         await asyncio.to_thread(leftovers.kill_with_host, on.marker, host.identity)
 
     @staticmethod

@@ -15,7 +15,7 @@ from rayjobs.core.text import duration_text
 from rayjobs.environments import interpreter
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.plan import LaunchPlan
-from rayjobs.injob.warmmessages import WarmRequest
+from rayjobs.injob.warm_messages import WarmRequest
 from rayjobs.launch import hostclient
 from rayjobs.launch.plan import inherited
 from rayjobs.node import warm_limits

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rayjobs.injob.answers import Answer
-from rayjobs.injob.hostmessages import HostRequest, HostStacks, HostState, LeaseAnswer
+from rayjobs.injob.host_messages import HostRequest, HostStacks, HostState, LeaseAnswer
 from rayjobs.injob.identity import Identity, identity_of, stat_of
 from rayjobs.injob.plan import LaunchPlan
-from rayjobs.injob.rankstack import RankStack
+from rayjobs.injob.rank_stack import RankStack
 from rayjobs.launch import hostclient
 from rayjobs.node.hosts import host_on
 from rayjobs.protocol.attempts import AttemptOnNode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from rayjobs.injob.datafile import Registration
+from rayjobs.injob.data_file import Registration
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import EndCause
-from rayjobs.injob.rankstack import RankStack
-from rayjobs.injob.sessionsteps import SessionReply, SessionStep
+from rayjobs.injob.rank_stack import RankStack
+from rayjobs.injob.session_steps import SessionReply, SessionStep
 from rayjobs.protocol.attempts import AttemptOnNode, Launched, LaunchRequest
 from rayjobs.protocol.collected import Collected
 from rayjobs.protocol.nodes import Hello, Prepared

@@ -15,7 +15,7 @@ from enum import Enum
 from rayjobs.core.clock import from_text, to_text
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.datastore.catalogue import DatasetRecord, DatastoreRecord
-from rayjobs.injob import exitrecord
+from rayjobs.injob import exit_record
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.jobs import hosts, queue_records, records
 from rayjobs.jobs.states import JobState
@@ -28,7 +28,7 @@ _RECORDS: dict[str, type] = {
     for one in (
         *(
             value
-            for module in (records, requests, queue_records, hosts, exitrecord)
+            for module in (records, requests, queue_records, hosts, exit_record)
             for value in vars(module).values()
             if isinstance(value, type)
             and value.__module__ == module.__name__

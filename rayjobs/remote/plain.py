@@ -44,7 +44,7 @@ class _Names(dict[str, Any]):
 
             return HostRecord
         if name == "ExitRecord":
-            from rayjobs.injob.exitrecord import ExitRecord
+            from rayjobs.injob.exit_record import ExitRecord
 
             return ExitRecord
         if name == "datetime":

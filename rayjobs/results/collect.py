@@ -26,11 +26,11 @@ from rayjobs.core.paths import (
     driver_log_name,
 )
 from rayjobs.core.text import counted
-from rayjobs.injob import openfiles
+from rayjobs.injob import open_files
 from rayjobs.injob.checkpoint import MANIFEST
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.injob.metricsfile import METRIC_KINDS, MOST_BYTES, MOST_RANK_FILES, read_batch
-from rayjobs.injob.recordfiles import MOST_RECORD_BYTES, UnusableFileError
+from rayjobs.injob.metrics_file import METRIC_KINDS, MOST_BYTES, MOST_RANK_FILES, read_batch
+from rayjobs.injob.record_files import MOST_RECORD_BYTES, UnusableFileError
 from rayjobs.injob.uploads import PART
 from rayjobs.jobs.records import MetricPoint, StoredFile
 from rayjobs.results import log_times
@@ -41,7 +41,7 @@ from rayjobs.store.attempts import SCRIPT_ERROR
 from rayjobs.store.requests import JobChanges
 
 if TYPE_CHECKING:
-    from rayjobs.injob.exitrecord import ExitRecord
+    from rayjobs.injob.exit_record import ExitRecord
     from rayjobs.protocol.attempts import AttemptOnNode
     from rayjobs.store.base import Store
     from rayjobs.workspace.blobs import Blob, BlobStore
@@ -395,7 +395,7 @@ class Publisher:
                 problems.append(_sentence(error))
 
     def _note_cause(self, error: Exception) -> None:
-        self.is_out_of_files = self.is_out_of_files or openfiles.is_exhausted(error)
+        self.is_out_of_files = self.is_out_of_files or open_files.is_exhausted(error)
         if isinstance(error, StoreUnreachableError):
             self.outage = self.outage or _sentence(error)
 
@@ -585,7 +585,7 @@ class MetricFollower:
                     self.left_out[name] = str(error)
                     break
                 except OSError as error:
-                    if openfiles.is_exhausted(error):
+                    if open_files.is_exhausted(error):
                         raise  # it passes, and nothing is left out
                     self.left_out[name] = f"{name} cannot be read ({error.strerror})"
                     break

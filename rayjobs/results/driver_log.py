@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from rayjobs.injob import recordfiles
+from rayjobs.injob import record_files
 
 CHUNK_BYTES = 256 * 1024
 POLL_S = 0.05
@@ -24,7 +24,7 @@ def holes(path: Path) -> list[tuple[int, int]]:
     """Return the (start, end) of a log's removed parts, in order."""
     note = path.with_name(path.name.removesuffix(".log") + ".holes.json")
     try:
-        listed = recordfiles.read_json(*_below(note), MOST_NOTE_BYTES)["holes"]
+        listed = record_files.read_json(*_below(note), MOST_NOTE_BYTES)["holes"]
         found = [(int(one["offset"]), int(one["offset"]) + int(one["length"])) for one in listed]
     except (OSError, ValueError, KeyError, TypeError):
         return []
@@ -45,12 +45,12 @@ def open_log(path: Path) -> BinaryIO:
             a file.
         OSError: it cannot be read.
     """
-    return recordfiles.open_file(*_below(path))
+    return record_files.open_file(*_below(path))
 
 
 def problem_of(path: Path) -> str:
     """Return why a log cannot be read, without a full stop; "" when it can."""
-    return recordfiles.problem_of(*_below(path))
+    return record_files.problem_of(*_below(path))
 
 
 def first_gap(path: Path) -> int | None:
@@ -214,7 +214,7 @@ def compact(path: Path) -> Iterator[Path]:
     end = path.lstat().st_size if gap is None else gap
     temporary = path.with_name(f".{path.name}.{os.getpid()}.compact")
     try:
-        with recordfiles.create_file(str(temporary)) as file:
+        with record_files.create_file(str(temporary)) as file:
             for part in chunks(path, end):
                 file.write(part)
         yield temporary

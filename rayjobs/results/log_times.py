@@ -1,9 +1,9 @@
 """Finds out when a log's lines were printed, from notes that attempt hosts write next to it.
 
 Ranks write directly to their logs, so lines carry no time. Every half second the host of an
-attempt notes which logs have grown (`injob.logtimes`). A line's time is that of the first note that
-covers its end: it was printed then or at most half a second earlier (in an attempt that ran for
-days, up to 1/50,000 of its age earlier). The notes of an attempt of more than two seconds are
+attempt notes which logs have grown (`injob.log_times`). A line's time is that of the first note
+that covers its end: it was printed then or at most half a second earlier (in an attempt that ran
+for days, up to 1/50,000 of its age earlier). The notes of an attempt of more than two seconds are
 stored with its files. Without notes, all lines of a short attempt get the time of its end; the
 times of a longer attempt, of an earlier rayjobs, are unknown.
 """
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rayjobs.core.paths import AttemptPaths
-from rayjobs.injob import recordfiles
+from rayjobs.injob import record_files
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.results.driver_log import holes, marker
 
@@ -68,7 +68,7 @@ def parse(data: bytes) -> Notes:
 def of_attempt(paths: AttemptPaths) -> Notes:
     """Return the notes in an attempt's folder, of logs as readers get them."""
     try:
-        found = parse(recordfiles.read_file(str(paths.root), _name(paths), _MOST_BYTES))
+        found = parse(record_files.read_file(str(paths.root), _name(paths), _MOST_BYTES))
     except OSError:
         return {}
     return {rank: _as_read(notes, paths.driver_log(rank)) for rank, notes in found.items()}
@@ -77,7 +77,7 @@ def of_attempt(paths: AttemptPaths) -> Notes:
 def is_worth_storing(paths: AttemptPaths) -> bool:
     """Return whether an attempt's notes span more than `SHORT_S`."""
     try:
-        with recordfiles.open_file(str(paths.root), _name(paths)) as file:
+        with record_files.open_file(str(paths.root), _name(paths)) as file:
             first = file.readline(100)
             file.seek(max(0, file.seek(0, os.SEEK_END) - 200))
             last = file.read(200).rstrip(b"\n").rpartition(b"\n")[2]
@@ -91,7 +91,7 @@ def to_store(paths: AttemptPaths) -> Iterator[Path]:
     """Yield a file of an attempt's notes that match its stored logs."""
     temporary = paths.log_times.with_name(f".{paths.log_times.name}.{os.getpid()}.whole")
     try:
-        with recordfiles.create_file(str(temporary)) as file:
+        with record_files.create_file(str(temporary)) as file:
             for rank, notes in sorted(of_attempt(paths).items()):
                 file.writelines(b"%.2f %d %d\n" % (at, rank, size) for at, size in notes)
         yield temporary

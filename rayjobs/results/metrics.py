@@ -10,8 +10,8 @@ from typing import Any
 from rayjobs.core.errors import NotFoundError
 from rayjobs.core.numbers import is_whole
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.injob.logvalues import number_of
-from rayjobs.injob.metricsfile import METRIC_KINDS, combine, stored_value
+from rayjobs.injob.log_values import number_of
+from rayjobs.injob.metrics_file import METRIC_KINDS, combine, stored_value
 from rayjobs.jobs.records import MetricPoint
 
 BLOCKS = "▁▂▃▄▅▆▇█"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from rayjobs.injob import usage
-from rayjobs.injob.exitrecord import UsageRecord
+from rayjobs.injob.exit_record import UsageRecord
 from rayjobs.jobs.records import Attempt, MetricPoint
 
 

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from rayjobs.core.errors import ServedElsewhereError
 from rayjobs.core.paths import home
 from rayjobs.core.store_address import without_address
-from rayjobs.injob import sessionsteps
+from rayjobs.injob import session_steps
 from rayjobs.injob.messages import MessageError
 from rayjobs.jobs.serving import Serving
 from rayjobs.policy.capacity import Capacity
@@ -200,7 +200,7 @@ def _asking(workspace: OpenWorkspace) -> Handler:
             _name_of(request)
         await _check_allowed(workspace, asked, caller)
         step = None if asked.step is None else asked.step.op
-        if asked.op in ("evict", "store") or step in (sessionsteps.EXEC, sessionsteps.PORT):
+        if asked.op in ("evict", "store") or step in (session_steps.EXEC, session_steps.PORT):
             request.state.is_change = True
             request.state.change = f"{step or asked.op} at {asked.job}"
         asked = replace(asked, workspace=str(workspace.path))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import PrepareError, SnapshotError
 from rayjobs.core.files import locked, write_atomic
-from rayjobs.injob import openfiles
+from rayjobs.injob import open_files
 from rayjobs.injob.identity import boot_id
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.snapshots.limits import UNPACK_LIMITS, Limits
@@ -115,7 +115,7 @@ class NodeSnapshots:
             noted = json.loads(note.read_bytes())
             return bool(noted["boot_id"] == boot_id()) and (self.root / key).is_dir()
         except (OSError, ValueError, KeyError, TypeError) as error:
-            if openfiles.is_exhausted(error):
+            if open_files.is_exhausted(error):
                 raise  # no file could be opened, so it may be whole
             return False  # missing, or torn by a crash: unpack it again
 

@@ -31,7 +31,7 @@ from rayjobs.store.pipelines import PipelineEnds
 from rayjobs.store.rows import attempt_of, failure_of, failure_text, job_of, time_text, to_json
 
 if TYPE_CHECKING:
-    from rayjobs.injob.exitrecord import ExitRecord
+    from rayjobs.injob.exit_record import ExitRecord
     from rayjobs.jobs.hosts import HostRecord
 
 LIVE_JOBS = f"""

@@ -160,7 +160,7 @@ def line_of(row: sqlite3.Row) -> JobLine:
 
 def attempt_of(row: sqlite3.Row) -> Attempt:
     """Return the attempt of a row with all columns."""
-    from rayjobs.injob.exitrecord import ExitRecord  # a list of jobs needs neither
+    from rayjobs.injob.exit_record import ExitRecord  # a list of jobs needs neither
     from rayjobs.jobs.hosts import HostRecord
 
     return Attempt(

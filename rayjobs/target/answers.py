@@ -9,8 +9,8 @@ from typing import ClassVar
 from rayjobs.injob.answers import Answer
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
-from rayjobs.injob.rankstack import RankStack
-from rayjobs.injob.sessionsteps import SessionReply
+from rayjobs.injob.rank_stack import RankStack
+from rayjobs.injob.session_steps import SessionReply
 
 
 @dataclass(frozen=True)

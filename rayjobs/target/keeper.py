@@ -26,7 +26,7 @@ from pathlib import Path
 from rayjobs.core.errors import RayjobsError
 from rayjobs.core.files import write_message
 from rayjobs.core.text import duration_text
-from rayjobs.injob import openfiles
+from rayjobs.injob import open_files
 from rayjobs.injob.identity import own_identity
 from rayjobs.target import local_head, stop_record, stopping, timekeeper, wake_client
 from rayjobs.target.keeping import Pause, keeper_lock, leave_caller
@@ -73,8 +73,8 @@ class Keeper:
         self._looks = 0
         self._paused_until_s: float | None = None
         self._environment = local_head.head_environment(location.home, self.paths.token)
-        soft = openfiles.original()
-        self._environment[openfiles.SOFT_VARIABLE] = "" if soft is None else str(soft)
+        soft = open_files.original()
+        self._environment[open_files.SOFT_VARIABLE] = "" if soft is None else str(soft)
 
     def run(self) -> int:
         """Start what does not run, watch it, and finally stop it; return the exit code."""
@@ -397,7 +397,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0  # a keeper already runs
         leave_caller(_WAKING)
         write_message(location.paths.keeper, own_identity())
-        openfiles.raise_limit()  # the keeper's children inherit it
+        open_files.raise_limit()  # the keeper's children inherit it
         keeper = Keeper(location, options.start, is_patient=options.patient)
         try:
             return keeper.run()

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
-from rayjobs.injob.sessionsteps import SessionStep
+from rayjobs.injob.session_steps import SessionStep
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from rayjobs.injob.answers import Answer
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.processes import all_pids, descendants, marked
-from rayjobs.injob.warmmessages import WarmRequest
+from rayjobs.injob.warm_messages import WarmRequest
 from rayjobs.target import local_head, wake_client
 from rayjobs.target.answers import RetireAnswer, TargetAnswer
 from rayjobs.target.local_head import command_of
@@ -33,7 +33,7 @@ from rayjobs.target.reports import Activity
 from rayjobs.target.requests import TargetRequest
 
 if TYPE_CHECKING:
-    from rayjobs.injob.hostmessages import HostFile
+    from rayjobs.injob.host_messages import HostFile
 
 RETIRE_ANSWER_S = 20.0
 SHORT_ANSWER_S = 5.0
@@ -295,7 +295,7 @@ def _end_attempts(location: TargetLocation, say: Callable[[str], None]) -> bool:
 
 
 def _living_hosts(location: TargetLocation) -> Iterator[HostFile]:
-    from rayjobs.injob.hostmessages import HostFile  # of use only when a head is stopped
+    from rayjobs.injob.host_messages import HostFile  # of use only when a head is stopped
 
     # The head may have been started without the variable that names another folder.
     roots = {location.home / "node", node_root(location.home)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rayjobs.core.paths import short_socket
 from rayjobs.core.text import duration_text
-from rayjobs.injob import recordfiles
+from rayjobs.injob import record_files
 from rayjobs.injob.answers import Answer
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.target.requests import TargetRequest
@@ -120,7 +120,7 @@ def is_listening(path: Path) -> bool:
 def _read(line: bytes, kind: type[Kind]) -> Kind | None:
     """Return the answer in one line; None: its sender ended while it answered."""
     try:
-        values = recordfiles.parse_json(line)
+        values = record_files.parse_json(line)
     except ValueError:
         return None
     return _answer_of(values, kind)

@@ -17,7 +17,7 @@ from rayjobs.core.durable import make_folders
 from rayjobs.core.errors import NotFoundError, StoreError, StoreVersionError, UsageError
 from rayjobs.core.files import locked, write_atomic
 from rayjobs.core.ids import token
-from rayjobs.injob import urlmap
+from rayjobs.injob import url_map
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.workspace import registrations, server_choice
 from rayjobs.workspace.azure import AzureSettings
@@ -146,7 +146,7 @@ class OpenWorkspace:
 
         For programs of one user; a server with many workspaces uses the `urls` of each one.
         """
-        urlmap.add_source(self._urls_now)
+        url_map.add_source(self._urls_now)
 
     def _urls_now(self) -> dict[str, str]:
         # A moved or removed workspace must not block the others.
@@ -158,7 +158,7 @@ class OpenWorkspace:
 
     def close(self) -> None:
         """Close the store."""
-        urlmap.remove_source(self._urls_now)
+        url_map.remove_source(self._urls_now)
         self.store.close()
 
     def __enter__(self) -> OpenWorkspace:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rayjobs.injob.exitrecord import RankExit
+from rayjobs.injob.exit_record import RankExit
 from rayjobs.jobs.states import JobState, may_move
 from rayjobs.results.driver_log import marker as gap_marker
 from tests.checker import ends, progress

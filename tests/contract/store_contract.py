@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rayjobs.core.errors import NotFoundError, TransitionError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
-from rayjobs.injob.exitrecord import ExitRecord, RankExit
+from rayjobs.injob.exit_record import ExitRecord, RankExit
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.hosts import Gpu, HostFacts, HostRecord
 from rayjobs.jobs.records import Job, MetricPoint, StoredFile

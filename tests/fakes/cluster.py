@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
-from rayjobs.injob.exitrecord import ExitRecord, Leftovers, RankExit
+from rayjobs.injob.exit_record import ExitRecord, Leftovers, RankExit
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.outcomes import EndCause, Outcome
-from rayjobs.injob.rankstack import RankStack
+from rayjobs.injob.rank_stack import RankStack
 from rayjobs.policy import Shape
 from rayjobs.protocol.agent import AgentLostError, NodeInfo, NotGrownError, NotPlacedError
 from rayjobs.protocol.attempts import AttemptOnNode, Launched, LaunchRequest

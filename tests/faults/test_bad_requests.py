@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rayjobs.engine.wake_server import WakeServer
-from rayjobs.injob import control, warmloop
+from rayjobs.injob import control, warm_loop
 from rayjobs.injob.answers import Answer
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.lines import Asker, LineServer
@@ -114,7 +114,7 @@ def test_warm_interpreter_refuses_bad_request(bad: str) -> None:
         sender = threading.Thread(target=near.sendall, args=(BAD[bad] + b"\n",))
         sender.start()
         with pytest.raises(ValueError, match=r"nested too deeply|one JSON object|utf-8|decode"):
-            warmloop._read_request(far)
+            warm_loop._read_request(far)
         sender.join()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.failures import FailureClass
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.identity import is_alive
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import LaunchPlan

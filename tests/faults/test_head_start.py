@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.injob import masterport
+from rayjobs.injob import master_port
 from tests.conformance.hosts import Attempt, warm
 
 __all__ = ["warm"]
@@ -33,7 +33,7 @@ else:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    held, number = masterport.reserve()
+    held, number = master_port.reserve()
     yield number
     os.close(held)
 

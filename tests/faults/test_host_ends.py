@@ -71,7 +71,7 @@ def test_external_sigkill_is_not_reported_as_out_of_memory(short_path: Path, war
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
 def test_full_disk_leaves_a_record_that_names_it(short_path: Path, warm: str) -> None:
-    """Off switch: no reserve file, or no second try in `exitrecord.write`."""
+    """Off switch: no reserve file, or no second try in `exit_record.write`."""
     disk = short_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.injob import masterport
+from rayjobs.injob import master_port
 from tests.conformance.hosts import Attempt, warm
 
 __all__ = ["warm"]
@@ -33,7 +33,7 @@ def attempt_at(folder: Path, port: int) -> Attempt:
 @pytest.mark.parametrize("is_warm", [True, False])
 def test_rank_zero_listens_on_the_held_port(short_path: Path, warm: str, is_warm: bool) -> None:
     """Off switch: bind without SO_REUSEADDR; or leave the descriptor open in the ranks."""
-    chosen, port = masterport.reserve()
+    chosen, port = master_port.reserve()
     attempt = attempt_at(short_path, port)
     attempt.start(warm) if is_warm else attempt.start_cold()
     os.close(chosen)  # as the agent does, once the host has started
@@ -52,7 +52,7 @@ def test_rank_zero_listens_on_the_held_port(short_path: Path, warm: str, is_warm
 
 
 def test_taken_port_is_a_system_failure(short_path: Path, warm: str) -> None:
-    """Off switch: ignore the error of `masterport.reserve`."""
+    """Off switch: ignore the error of `master_port.reserve`."""
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -64,7 +64,7 @@ def test_taken_port_is_a_system_failure(short_path: Path, warm: str) -> None:
 
 
 def test_held_port_is_never_assigned_as_a_free_port() -> None:
-    held = [masterport.reserve() for _ in range(30)]
+    held = [master_port.reserve() for _ in range(30)]
     try:
         assert len({port for _, port in held}) == len(held)
     finally:

@@ -20,8 +20,8 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore import looks
 from rayjobs.datastore.digests import digest_of
 from rayjobs.engine.attempt import ending
-from rayjobs.injob import exitrecord
-from rayjobs.injob.exitrecord import ExitRecord, RankExit
+from rayjobs.injob import exit_record
+from rayjobs.injob.exit_record import ExitRecord, RankExit
 from rayjobs.injob.outcomes import CANCELED, Outcome
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.states import JobState
@@ -84,7 +84,7 @@ class Attempt:
         (self.paths.work / "outputs" / "x").write_text("x")
         self.on = on_node(folder, workspace=str(workspace.path), job=self.job.id)
         rank = RankExit(rank=0, pid=1, started_at=1.0, exit_code=0)
-        exitrecord.write(str(folder), replace(ENDED, job=self.job.id, ranks=(rank,)))
+        exit_record.write(str(folder), replace(ENDED, job=self.job.id, ranks=(rank,)))
         store.set_hosts(self.job.id, attempt=1, hosts=[HostRecord(root=str(folder), marker="m")])
         self._cache = cache
         self.collecting = Collecting(NodeData(cache), Workspaces())
@@ -234,7 +234,7 @@ def test_exit_record_replaces_whatever_is_in_its_place(attempt: Attempt) -> None
     path = attempt.paths.root / "exit.json"
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    exitrecord.write(str(attempt.paths.root), ENDED)
+    exit_record.write(str(attempt.paths.root), ENDED)
     assert record_of(str(attempt.paths.root)) == ENDED
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.injob.metricsfile import Appender, read_all
+from rayjobs.injob.metrics_file import Appender, read_all
 
 
 def run_script(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
@@ -97,7 +97,7 @@ def test_closed_stderr_does_not_matter(tmp_path: Path) -> None:
         tmp_path,
         """
         import sys
-        from rayjobs.injob.metricsfile import Appender
+        from rayjobs.injob.metrics_file import Appender
         sys.stderr.close()
         assert not Appender("/dev/full").append(b"{}\\n")
         sys.stderr = None

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from rayjobs.injob import mlflow_server
-from rayjobs.injob.metricsfile import read_all
+from rayjobs.injob.metrics_file import read_all
 from rayjobs.injob.mlflow_tracking import RunState, Sink, Tracking
 
 THREADS, CALLS = 12, 25

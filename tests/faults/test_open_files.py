@@ -16,7 +16,7 @@ import pytest
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.engine.attempt import ending, record
-from rayjobs.injob import openfiles
+from rayjobs.injob import open_files
 from rayjobs.jobs.states import JobState
 from rayjobs.launch import hostclient
 from rayjobs.node import hosts as nodehosts
@@ -34,18 +34,18 @@ LIMITS = "import resource; print('limits', *resource.getrlimit(resource.RLIMIT_N
 # Raises its limit like a rayjobs process, and gives a child the limit of a rank.
 RAISES = """
 import json, os, resource
-from rayjobs.injob import openfiles
+from rayjobs.injob import open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))
-openfiles.raise_limit()
+open_files.raise_limit()
 raised = resource.getrlimit(resource.RLIMIT_NOFILE)
-openfiles.raise_limit()
-openfiles.give_back(openfiles.original())
+open_files.raise_limit()
+open_files.give_back(open_files.original())
 print(json.dumps([raised, resource.getrlimit(resource.RLIMIT_NOFILE)]))
 """
 # Opens as many files as allowed, and closes one a little later.
 FULL = """
 import os, resource, sys, threading
-from rayjobs.injob import openfiles
+from rayjobs.injob import open_files
 from rayjobs.injob.identity import is_alive, own_identity
 own = own_identity()
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
@@ -58,17 +58,17 @@ except OSError:
 if sys.argv[1] == "frees":
     threading.Timer(0.3, os.close, held[:1]).start()
 else:
-    openfiles.patiently.__defaults__ = (0.2,)
+    open_files.patiently.__defaults__ = (0.2,)
 try:
     print("alive" if is_alive(own) else "dead", flush=True)
 except OSError as error:
-    print("unknown", openfiles.is_exhausted(error), flush=True)
+    print("unknown", open_files.is_exhausted(error), flush=True)
 """
 
 
 def _run(code: str, *arguments: str) -> str:
     environment = {
-        name: value for name, value in os.environ.items() if name != openfiles.SOFT_VARIABLE
+        name: value for name, value in os.environ.items() if name != open_files.SOFT_VARIABLE
     }
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -118,7 +118,7 @@ def test_snapshot_is_not_considered_missing_without_open_files(
 def test_attempt_is_not_considered_ended_without_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openfiles.patiently, "__defaults__", (0.0,))
+    monkeypatch.setattr(open_files.patiently, "__defaults__", (0.0,))
     monkeypatch.setattr(hostclient, "read_exit_record", _cannot_open)
     monkeypatch.setattr(hostclient.HostConnection, "of", _cannot_open)
     for look in (nodehosts.record_of, nodehosts.host_of):
@@ -200,8 +200,8 @@ def test_an_error_keeps_the_lack_of_files_that_caused_it() -> None:
             except OSError as cause:
                 raise PrepareError("cannot prepare") from cause
         except PrepareError as error:
-            assert openfiles.is_exhausted(error) is lacks
-    assert not openfiles.is_exhausted(ValueError("Too many open files"))
+            assert open_files.is_exhausted(error) is lacks
+    assert not open_files.is_exhausted(ValueError("Too many open files"))
 
 
 @pytest.mark.parametrize("method", ["prepare", "launch"])

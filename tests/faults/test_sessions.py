@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import pytest
 
-from rayjobs.injob import sessionsteps as steps
-from rayjobs.injob.sessionsteps import SessionEvent, SessionReply, SessionStep
+from rayjobs.injob import session_steps as steps
+from rayjobs.injob.session_steps import SessionEvent, SessionReply, SessionStep
 from rayjobs.node.sessions import Sessions
 from rayjobs.protocol.attempts import AttemptOnNode
 from tests.conformance.hosts import Attempt, until

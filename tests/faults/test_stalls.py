@@ -12,11 +12,11 @@ import pytest
 
 from rayjobs.core.failures import FailureClass
 from rayjobs.injob import lease, stacks, stall
-from rayjobs.injob.exitrecord import ExitRecord
-from rayjobs.injob.hostmessages import HostRequest, HostStacks
+from rayjobs.injob.exit_record import ExitRecord
+from rayjobs.injob.host_messages import HostRequest, HostStacks
 from rayjobs.injob.identity import identity_of, own_identity
 from rayjobs.injob.lease import Lease
-from rayjobs.injob.rankstack import RankStack
+from rayjobs.injob.rank_stack import RankStack
 from rayjobs.jobs.rootcause import diagnose
 from tests.conformance.hosts import Attempt, until, warm
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rayjobs.injob import exitrecord
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob import exit_record
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.identity import is_alive
 from rayjobs.injob.outcomes import CANCELED, EndReason, Outcome
 from rayjobs.jobs import rootcause
@@ -96,7 +96,7 @@ def test_a_cancel_ends_the_attempt_of_a_stopped_host(short_path: Path, warm: str
     assert record["leftovers"]["proven_dead"]
     assert not find_leftovers(attempt.marker)
     assert not any(is_alive(one) for one in left)
-    assert exitrecord.read(str(attempt.root)) == ExitRecord.from_json(record)
+    assert exit_record.read(str(attempt.root)) == ExitRecord.from_json(record)
 
 
 def test_the_ranks_of_a_stopped_host_have_their_grace(short_path: Path, warm: str) -> None:
@@ -127,7 +127,7 @@ def test_host_resumed_within_the_grace_ends_its_attempt(
     record = followed(attempt, short_path, cancel)
     assert record["outcome"] == "canceled"
     assert record["ranks"][0]["signal"] == signal.SIGTERM
-    assert not (attempt.root / exitrecord.OUTCOME).exists()
+    assert not (attempt.root / exit_record.OUTCOME).exists()
 
 
 def test_responsive_host_is_not_overridden(short_path: Path, warm: str) -> None:
@@ -192,7 +192,7 @@ def test_outcome_is_final_if_the_host_is_killed_while_ending_daemons(
     short_path: Path, warm: str, code: int, outcome: str
 ) -> None:
     attempt = Attempt.make(short_path, f"{LEAVES}\nos._exit({code})\n").start(warm)
-    until((attempt.root / exitrecord.OUTCOME).exists, "the outcome is kept", 30.0)
+    until((attempt.root / exit_record.OUTCOME).exists, "the outcome is kept", 30.0)
     assert attempt.identity is not None
     os.kill(attempt.identity.pid, signal.SIGKILL)
     record = followed(attempt, short_path, nothing)
@@ -204,7 +204,7 @@ def test_outcome_is_final_if_the_host_is_killed_while_ending_daemons(
 
 def test_restarted_target_reads_the_kept_outcome(short_path: Path, warm: str) -> None:
     attempt = Attempt.make(short_path, LEAVES).start(warm)
-    until((attempt.root / exitrecord.OUTCOME).exists, "the outcome is kept", 30.0)
+    until((attempt.root / exit_record.OUTCOME).exists, "the outcome is kept", 30.0)
     assert attempt.identity is not None
     os.kill(attempt.identity.pid, signal.SIGKILL)
 
@@ -219,21 +219,21 @@ def test_restarted_target_reads_the_kept_outcome(short_path: Path, warm: str) ->
 
 def test_outcome_of_another_attempt_is_ignored(tmp_path: Path) -> None:
     known = ExitRecord(job="j", attempt=1, node=0, marker="a", outcome=Outcome.COMPLETED)
-    exitrecord.write_outcome(str(tmp_path), known)
-    assert exitrecord.has_outcome(str(tmp_path), "a")
-    assert not exitrecord.has_outcome(str(tmp_path), "b")
-    exitrecord.write_outcome(str(tmp_path), replace(known, outcome=Outcome.CANCELED))
-    found = exitrecord.with_outcome(str(tmp_path), replace(known, outcome=Outcome.HOST_ERROR))
+    exit_record.write_outcome(str(tmp_path), known)
+    assert exit_record.has_outcome(str(tmp_path), "a")
+    assert not exit_record.has_outcome(str(tmp_path), "b")
+    exit_record.write_outcome(str(tmp_path), replace(known, outcome=Outcome.CANCELED))
+    found = exit_record.with_outcome(str(tmp_path), replace(known, outcome=Outcome.HOST_ERROR))
     assert found is not None and found.outcome is Outcome.COMPLETED
 
 
 def test_an_outcome_that_an_earlier_version_kept_is_read(tmp_path: Path) -> None:
     kept = {"marker": "a", "outcome": "canceled", "reason": "preempted: for job b"}
-    (tmp_path / exitrecord.OUTCOME).write_text(json.dumps(kept))
+    (tmp_path / exit_record.OUTCOME).write_text(json.dumps(kept))
     lost = ExitRecord(
         job="j", attempt=1, node=0, marker="a", outcome=Outcome.HOST_ERROR, reason="killed"
     )
-    found = exitrecord.with_outcome(str(tmp_path), lost)
+    found = exit_record.with_outcome(str(tmp_path), lost)
     assert found is not None
     assert (found.outcome, found.end_reason) == (Outcome.CANCELED, EndReason.PREEMPTED)
     assert (found.job, found.reason) == ("j", "preempted: for job b")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.injob.identity import Identity, identity_of, own_identity, send_signal
-from rayjobs.injob.warmmessages import WarmRequest
+from rayjobs.injob.warm_messages import WarmRequest
 from rayjobs.launch import hostclient, hoststart
 from rayjobs.node.warm import NodeWarm
 from tests.conformance.hosts import Attempt, base_env, namespaces_work, until

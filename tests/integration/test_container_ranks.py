@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.injob import masterport
+from rayjobs.injob import master_port
 from rayjobs.injob.plan import HOROVOD_GLOO
 from rayjobs.launch.horovod_gloo import horovod_variables
 from rayjobs.spec.model import Distribution, JobSpec
@@ -62,7 +62,7 @@ def of_machine(attempt: Attempt, bare: Path) -> Attempt:
 
 def test_two_gloo_ranks_of_one_node_reduce(short_path: Path, bare: Path) -> None:
     attempt = of_machine(Attempt.make(short_path, REDUCE, ranks=2, max_duration_s=120), bare)
-    descriptor, port = masterport.reserve()
+    descriptor, port = master_port.reserve()
     os.close(descriptor)
     attempt.plan["master_port"] = port
     attempt.plan["env"] |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
@@ -75,7 +75,7 @@ def test_two_gloo_ranks_of_one_node_reduce(short_path: Path, bare: Path) -> None
 @needs_horovod
 def test_two_gloo_ranks_of_horovod_meet_in_the_image(short_path: Path, bare: Path) -> None:
     attempt = of_machine(Attempt.make(short_path, HOROVOD, ranks=2, max_duration_s=120), bare)
-    descriptor, port = masterport.reserve()
+    descriptor, port = master_port.reserve()
     os.close(descriptor)
     attempt.plan["master_port"] = port
     attempt.plan["extras"] = {"kind": HOROVOD_GLOO, "port": port}
@@ -93,7 +93,7 @@ def test_two_gloo_ranks_of_horovod_meet_in_the_image(short_path: Path, bare: Pat
 
 def test_horovod_rendezvous_runs_on_the_python_of_the_image(short_path: Path, image: Path) -> None:
     """The node's own Python is not available."""
-    descriptor, port = masterport.reserve()
+    descriptor, port = master_port.reserve()
     os.close(descriptor)
     script = f"""
         import urllib.request as web

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.outcomes import EndCause, EndReason
 from rayjobs.injob.plan import LaunchPlan

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.outcomes import EndCause, Outcome
 from rayjobs.injob.plan import LaunchPlan

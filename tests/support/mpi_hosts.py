@@ -18,7 +18,7 @@ import pytest
 
 from rayjobs.core.failures import Failure
 from rayjobs.environments.horovod import builds
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.identity import Identity, identity_of
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import LaunchPlan, Peer

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import rayjobs
-from rayjobs.injob import runcalls
+from rayjobs.injob import run_calls
 from rayjobs.injob.messages import Message
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,16 +129,16 @@ def test_license_matches_its_declaration(pyproject: dict[str, Any]) -> None:
 # The only values of messages that take any JSON, and the reasons.
 UNTYPED = {
     "rayjobs.containers.asking.Answer.facts": "a probe's output, which rayjobs.environments reads",
-    "rayjobs.injob.runcalls.RunCall.asked": "a request, read by the class that `name` chooses",
-    "rayjobs.injob.runcalls.RunAnswer.value": "a value, read by the class of the request",
-    "rayjobs.injob.runcalls.RunDetails.details": "Azure ML's details of a run, for users",
-    "rayjobs.injob.runcalls.Point.value": "a logged value: a number, a text, a row or a table",
-    "rayjobs.injob.runcalls.Metrics answer": "logged values",
-    "rayjobs.injob.runcalls.Method.args": "arguments of `Store`, read by rayjobs.protocol.values",
-    "rayjobs.injob.runcalls.Method.kwargs": "arguments of `Store`",
-    "rayjobs.injob.runcalls.Method answer": "a result of `Store`, read by rayjobs.protocol.values",
-    "rayjobs.injob.runcalls.KeepBlob answer": "a `Blob`, read by rayjobs.protocol.values",
-    "rayjobs.injob.runcalls.FetchBlob answer": "a `Blob`, read by rayjobs.protocol.values",
+    "rayjobs.injob.run_calls.RunCall.asked": "a request, read by the class that `name` chooses",
+    "rayjobs.injob.run_calls.RunAnswer.value": "a value, read by the class of the request",
+    "rayjobs.injob.run_calls.RunDetails.details": "Azure ML's details of a run, for users",
+    "rayjobs.injob.run_calls.Point.value": "a logged value: a number, a text, a row or a table",
+    "rayjobs.injob.run_calls.Metrics answer": "logged values",
+    "rayjobs.injob.run_calls.Method.args": "arguments of `Store`, read by rayjobs.protocol.values",
+    "rayjobs.injob.run_calls.Method.kwargs": "arguments of `Store`",
+    "rayjobs.injob.run_calls.Method answer": "a result of `Store`, read by rayjobs.protocol.values",
+    "rayjobs.injob.run_calls.KeepBlob answer": "a `Blob`, read by rayjobs.protocol.values",
+    "rayjobs.injob.run_calls.FetchBlob answer": "a `Blob`, read by rayjobs.protocol.values",
 }
 
 
@@ -168,8 +168,8 @@ def test_messages_have_no_untyped_value_except_those_listed() -> None:
     }
     untyped |= {
         f"{cls.__module__}.{cls.__name__} answer"
-        for cls in runcalls.Request.__subclasses__()
-        if _is_untyped(runcalls.value_of(cls))
+        for cls in run_calls.Request.__subclasses__()
+        if _is_untyped(run_calls.value_of(cls))
     }
     assert sorted(untyped) == sorted(UNTYPED)
 

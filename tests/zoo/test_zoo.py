@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.jobs.rootcause import diagnose
 from tests.conformance.hosts import Attempt, warm
 from tests.zoo.broken import ZOO, Broken

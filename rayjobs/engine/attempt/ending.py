@@ -17,8 +17,8 @@ from rayjobs.engine.attempt.leases import Leases
 from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.attempt.record import AttemptRecord
 from rayjobs.engine.board import Served
-from rayjobs.injob import openfiles
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob import open_files
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import CANCELED, Outcome
 from rayjobs.jobs import retry, rootcause
@@ -62,7 +62,7 @@ def _waits_for_files(failure: Failure, attempts: Sequence[Attempt]) -> bool:
 def _is_out_of_files(error: BaseException) -> bool:
     """Whether the agent, or this process, could not open more files."""
     is_agents = isinstance(error, AgentFaultError) and error.is_out_of_files
-    return is_agents or openfiles.is_exhausted(error)
+    return is_agents or open_files.is_exhausted(error)
 
 
 @dataclass(frozen=True)

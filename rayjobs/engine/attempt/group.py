@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rayjobs.core.errors import RayjobsError
 from rayjobs.engine.attempt.nodes import NodeOfAttempt
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.outcomes import CANCELED, EndCause, EndReason, Outcome
 from rayjobs.injob.stall import silence
 from rayjobs.protocol.agent import Cluster

@@ -33,7 +33,7 @@ from rayjobs.engine.attempt.leases import Leases
 from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.attempt.record import AttemptRecord
 from rayjobs.engine.board import Served
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import CANCELED, EndCause, EndReason, Outcome
 from rayjobs.jobs.outcomes import NODE_LOST

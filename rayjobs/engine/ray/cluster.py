@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import (
 from rayjobs.core.errors import RayjobsError, UnreachableError
 from rayjobs.core.text import duration_text
 from rayjobs.engine.ray import groups
-from rayjobs.injob import openfiles
+from rayjobs.injob import open_files
 from rayjobs.injob.messages import MessageError
 from rayjobs.policy import Shape
 from rayjobs.policy.node_types import TYPE_LABEL
@@ -254,7 +254,7 @@ class RayAgent:
                 raise cause from error
             raise AgentFaultError(
                 f"{method.name} failed on the node: {cause or error!r}",
-                is_out_of_files=openfiles.is_exhausted(cause),
+                is_out_of_files=open_files.is_exhausted(cause),
             ) from error
         except RayError as error:
             if any(word in str(error) for word in EXITED):

@@ -31,7 +31,7 @@ from rayjobs.environments.horovod import builds, needs, recipe
 from rayjobs.environments.inside import Image
 from rayjobs.environments.steps import Steps, cannot_be_kept
 from rayjobs.environments.work import Work
-from rayjobs.injob import container, recordfiles
+from rayjobs.injob import container, record_files
 from rayjobs.injob.lazydataclass import dataclass
 
 FORMAT = 1  # increase it when the same Horovod must be built differently
@@ -334,7 +334,7 @@ def of_attempt(paths: AttemptPaths) -> Path | None:
         OSError, ValueError, KeyError, TypeError: the attempt's record cannot be read.
     """
     try:
-        return Path(str(recordfiles.read_json(str(paths.root), paths.horovod.name)["packages"]))
+        return Path(str(record_files.read_json(str(paths.root), paths.horovod.name)["packages"]))
     except FileNotFoundError:
         return None
 

@@ -16,7 +16,7 @@ from rayjobs.core.text import counted
 from rayjobs.injob import checkpoint
 from rayjobs.injob.identity import boot_id, identity_of, send_signal
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.injob.metricsfile import read_batch
+from rayjobs.injob.metrics_file import read_batch
 from rayjobs.jobs.records import Attempt, MetricPoint
 from rayjobs.launch import hostclient
 from rayjobs.store.base import Store

@@ -17,9 +17,9 @@ def _install_map() -> None:
         here = os.path.dirname(os.path.abspath(__file__))
         added = os.path.abspath(os.path.join(here, "..", "..", ".."))
         sys.path.append(added)
-    from rayjobs.injob import urlmap
+    from rayjobs.injob import url_map
 
-    urlmap.install()
+    url_map.install()
     if added is not None:
         sys.path.remove(added)
 

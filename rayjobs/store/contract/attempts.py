@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Protocol
 
 from rayjobs.core.failures import Failure
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import (

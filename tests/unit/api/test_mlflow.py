@@ -16,7 +16,7 @@ import pytest
 from rayjobs import Experiment, Model, Workspace
 from rayjobs.api.mlflow_runs import tracking_uri
 from rayjobs.injob import mlflow_server
-from rayjobs.injob.metricsfile import read_all
+from rayjobs.injob.metrics_file import read_all
 from rayjobs.injob.mlflow_server import TrackingServer, tracking_of
 from rayjobs.injob.mlflow_tracking import TrackingError
 

@@ -19,7 +19,7 @@ import pytest
 import rayjobs
 from rayjobs import Run
 from rayjobs.injob.channel import ChannelError
-from rayjobs.injob.metricsfile import read_all
+from rayjobs.injob.metrics_file import read_all
 from rayjobs.injob.submitted import SubmittedRun
 from tests.unit.api.conftest import InJob
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.failures import Failure, FailureClass
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rayjobs.injob.exitrecord import ExitRecord, MemoryUse, RankExit, UsageRecord
+from rayjobs.injob.exit_record import ExitRecord, MemoryUse, RankExit, UsageRecord
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import Attempt

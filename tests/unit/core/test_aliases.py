@@ -50,6 +50,11 @@ def test_a_package_of_another_user_keeps_its_modules(monkeypatch: pytest.MonkeyP
         importlib.import_module("datastore.mountfiles")
 
 
+def test_a_host_of_an_older_version_imports_a_module_by_its_old_name() -> None:
+    new = importlib.import_module("rayjobs.injob.gloo_ranks")
+    assert importlib.import_module("rayjobs.injob.glooranks") is new
+
+
 def test_every_moved_module_exists_at_its_new_name() -> None:
     for new in MOVED.values():
         assert importlib.util.find_spec(new) is not None, new

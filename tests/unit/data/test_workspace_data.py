@@ -14,8 +14,8 @@ import pytest
 from rayjobs import Workspace
 from rayjobs.datastore import Dataset, Datastore
 from rayjobs.datastore.errors import DatastoreInUse, DatastoreNotFound
-from rayjobs.injob import urlmap
-from rayjobs.injob.datafile import AttemptInput
+from rayjobs.injob import url_map
+from rayjobs.injob.data_file import AttemptInput
 from rayjobs.injob.inputs import InputDatasets
 from rayjobs.workspace.azure import AzureSettings
 from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
@@ -80,7 +80,7 @@ def test_a_mapping_of_a_workspace_replaces_an_address(workspace: Workspace, tmp_
     table = Dataset.Tabular.from_delimited_files(url)
     assert table.to_pandas_dataframe().to_dict("list") == {"x": [1]}
     code = (
-        "import urllib.request\nfrom rayjobs.injob import urlmap\nurlmap.install()\n"
+        "import urllib.request\nfrom rayjobs.injob import url_map\nurlmap.install()\n"
         f"print(urllib.request.urlopen({url!r}).read().decode())"
     )
     urls = json.dumps({url: str(tmp_path / "small.csv")})
@@ -109,7 +109,7 @@ def test_address_is_mapped_by_the_workspace_settings(tmp_path: Path) -> None:
     first, folder = _mapped(tmp_path, "first")
     second, _ = _mapped(tmp_path, "second")
     with contextlib.closing(first), contextlib.closing(second):
-        assert urlmap.map_url(f"{CONTAINER}/x.csv") == str(tmp_path / "second-data" / "x.csv")
+        assert url_map.map_url(f"{CONTAINER}/x.csv") == str(tmp_path / "second-data" / "x.csv")
         for where in (first, first.opened):
             store = Datastore.register_azure_blob_container(
                 where, "st", "box", "account", overwrite=True
@@ -123,11 +123,11 @@ def test_address_is_mapped_by_the_workspace_settings(tmp_path: Path) -> None:
 def test_opening_a_workspace_to_serve_it_maps_no_addresses(tmp_path: Path) -> None:
     _mapped(tmp_path, "first")[0].close()
     with open_workspace(tmp_path / "first", create=False) as served:
-        assert urlmap.map_url(f"{CONTAINER}/x.csv") is None
-        assert Workspace.list() is not None and urlmap.map_url(f"{CONTAINER}/x.csv") is None
+        assert url_map.map_url(f"{CONTAINER}/x.csv") is None
+        assert Workspace.list() is not None and url_map.map_url(f"{CONTAINER}/x.csv") is None
         served.map_addresses()
-        assert urlmap.map_url(f"{CONTAINER}/x.csv") is not None
-    assert urlmap.map_url(f"{CONTAINER}/x.csv") is None
+        assert url_map.map_url(f"{CONTAINER}/x.csv") is not None
+    assert url_map.map_url(f"{CONTAINER}/x.csv") is None
 
 
 def test_a_moved_workspace_does_not_disable_the_mappings_of_others(tmp_path: Path) -> None:
@@ -135,4 +135,4 @@ def test_a_moved_workspace_does_not_disable_the_mappings_of_others(tmp_path: Pat
     second, _ = _mapped(tmp_path, "second")
     with contextlib.closing(first), contextlib.closing(second):
         (tmp_path / "second").rename(tmp_path / "moved")
-        assert urlmap.map_url(f"{CONTAINER}/x.csv") == str(folder / "x.csv")
+        assert url_map.map_url(f"{CONTAINER}/x.csv") == str(folder / "x.csv")

@@ -45,14 +45,14 @@ def test_import_loads_no_heavy_or_job_module() -> None:
     ours = {name for name in loaded if name.split(".")[0] == "rayjobs"}
     others = {name for name in ours if not name.startswith("rayjobs.datastore")}
     inside = {
-        "afterimport",
+        "after_import",
         "files",
         "identity",
         "lazydataclass",
         "messages",
-        "openfiles",
+        "open_files",
         "text",
-        "urlmap",
+        "url_map",
     }
     inside |= {"azureml", "azureml.exceptions", "azureml.names"}
     below = {f"rayjobs.injob.{name}" for name in inside}

@@ -28,7 +28,7 @@ from rayjobs.datastore.errors import (
 from rayjobs.datastore.inputs import resolve_input
 from rayjobs.datastore.materialise import materialise, release
 from rayjobs.housekeeping import scratch
-from rayjobs.injob import urlmap
+from rayjobs.injob import url_map
 from rayjobs.launch.plan import with_azureml
 from tests.unit.datastore.web_server import WebServer
 
@@ -156,21 +156,21 @@ def test_the_longest_mapping_of_the_newest_source_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAYJOBS_URLS", json.dumps({"https://h/": "/env", "https://h/a/": "/a"}))
-    assert urlmap.map_url("https://h/a/b.csv?x=1#top") == "/a/b.csv"
-    assert urlmap.map_url("https://h/c%20d") == "/env/c d"
-    assert urlmap.map_url("https://h") == urlmap.map_url("https://h/") == "/env"
-    assert urlmap.map_url("https://hh/a") is None
+    assert url_map.map_url("https://h/a/b.csv?x=1#top") == "/a/b.csv"
+    assert url_map.map_url("https://h/c%20d") == "/env/c d"
+    assert url_map.map_url("https://h") == url_map.map_url("https://h/") == "/env"
+    assert url_map.map_url("https://hh/a") is None
 
     def newer() -> dict[str, str]:
         return {"https://h/a": "/newer"}
 
-    urlmap.add_source(newer)
+    url_map.add_source(newer)
     try:
-        assert urlmap.map_url("https://h/a/b") == "/newer/b"
-        assert urlmap.map_url("https://h/z") == "/env/z"
+        assert url_map.map_url("https://h/a/b") == "/newer/b"
+        assert url_map.map_url("https://h/z") == "/env/z"
     finally:
-        urlmap.remove_source(newer)
-    assert urlmap.map_url("https://h/a/b") == "/a/b"
+        url_map.remove_source(newer)
+    assert url_map.map_url("https://h/a/b") == "/a/b"
 
 
 def test_unused_kept_files_are_removed_after_a_while(
@@ -221,10 +221,10 @@ def test_a_file_that_is_pruned_while_it_is_copied_is_fetched_again(
 SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
-from rayjobs.injob import urlmap
+from rayjobs.injob import url_map
 {before}
-urlmap.install()
-urlmap.install()
+url_map.install()
+url_map.install()
 import urllib.request, requests
 url = "https://data.invalid/files/a.csv"
 with urllib.request.urlopen(url) as answer:
@@ -252,8 +252,8 @@ def test_mapping_applies_to_commands_of_a_job(tmp_path: Path) -> None:
         "import urllib.request as u, sys; print(u.urlopen('https://data.invalid/files/a.csv')"
         ".read().decode(), sys.own, sys.modules['sitecustomize'].__file__)"
     )
-    urls = {urlmap.VARIABLE: json.dumps({"https://data.invalid/files": str(tmp_path)})}
-    env = with_azureml(urls, str(Path(urlmap.__file__).parents[2]))
+    urls = {url_map.VARIABLE: json.dumps({"https://data.invalid/files": str(tmp_path)})}
+    env = with_azureml(urls, str(Path(url_map.__file__).parents[2]))
     own = str(tmp_path / "own")
     env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{own}"
     # In a folder with no rayjobs, by an interpreter of the system: no package is there.

@@ -16,7 +16,7 @@ import pytest
 from rayjobs.core.clock import to_text
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.housekeeping import scratch
-from rayjobs.injob.datafile import DataFile
+from rayjobs.injob.data_file import DataFile
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.snapshots import NodeSnapshots

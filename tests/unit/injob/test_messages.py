@@ -9,15 +9,22 @@ from typing import Any
 
 import pytest
 
-from rayjobs.injob.datafile import Registration
-from rayjobs.injob.exitrecord import ExitRecord, GpuUse, Leftovers, RankExit, Remaining, UsageRecord
-from rayjobs.injob.hostmessages import HostFile, HostRequest
+from rayjobs.injob.data_file import Registration
+from rayjobs.injob.exit_record import (
+    ExitRecord,
+    GpuUse,
+    Leftovers,
+    RankExit,
+    Remaining,
+    UsageRecord,
+)
+from rayjobs.injob.host_messages import HostFile, HostRequest
 from rayjobs.injob.identity import Identity, own_identity
 from rayjobs.injob.messages import MADE_WITHOUT_INIT, Message, MessageError
 from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.injob.plan import Peer, Relay, parse
-from rayjobs.injob.rankstack import RankStack
-from rayjobs.injob.warmmessages import WarmRequest, WarmStatus
+from rayjobs.injob.rank_stack import RankStack
+from rayjobs.injob.warm_messages import WarmRequest, WarmStatus
 from rayjobs.jobs.data_facts import DataFacts, Trouble
 from rayjobs.jobs.hosts import Gpu, HostFacts, HostRecord
 from rayjobs.jobs.outcomes import ENDS, RULES, final_state

@@ -13,9 +13,9 @@ import pytest
 
 from rayjobs.injob import checkpoint, parallel_ledger
 from rayjobs.injob.parallel_ledger import Ledger
+from rayjobs.injob.parallel_messages import MiniBatch, Order
 from rayjobs.injob.parallel_settings import Settings, bytes_of
 from rayjobs.injob.parallel_worker import elements
-from rayjobs.injob.parallelmessages import MiniBatch, Order
 from rayjobs.spec.model import ParallelRun
 
 OPEN: list[Ledger] = []

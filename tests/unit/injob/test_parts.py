@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import rayjobs.injob
-from rayjobs.injob import cgroups, exitrecord, kernel, startup
+from rayjobs.injob import cgroups, exit_record, kernel, startup
 from rayjobs.injob.identity import Identity, is_alive, own_identity, stat_of
 from rayjobs.injob.log_cap import LogCap
 from rayjobs.injob.outcomes import Outcome
@@ -26,9 +26,9 @@ from rayjobs.injob.tree import cgroup_name
 
 INJOB = Path(rayjobs.injob.__file__).parent
 RUNNING = (
-    "warm", "warmloop", "host", "coldhost", "rank", "ranks", "startup", "ending", "tree", "memory",
+    "warm", "warm_loop", "host", "coldhost", "rank", "ranks", "startup", "ending", "tree", "memory",
     "cgroups", "kernel", "processes", "identity", "plan", "control", "detach", "log_cap",
-    "exitrecord", "coldcheck",
+    "exit_record", "cold_check",
 )  # fmt: skip
 
 
@@ -173,24 +173,24 @@ def test_log_on_a_disk_without_holes_is_left_whole(
     assert json.loads((tmp_path / "driver_0.holes.json").read_text())["holes"] == []
 
 
-ENDED = exitrecord.ExitRecord(job="j", attempt=1, node=0, marker="m", outcome=Outcome.FAILED)
+ENDED = exit_record.ExitRecord(job="j", attempt=1, node=0, marker="m", outcome=Outcome.FAILED)
 
 
 def test_exit_record_is_whole_or_absent(tmp_path: Path) -> None:
-    assert exitrecord.read(str(tmp_path)) is None
-    exitrecord.make_reserve(str(tmp_path))
-    exitrecord.write(str(tmp_path), ENDED)
-    assert exitrecord.read(str(tmp_path)) == ENDED
+    assert exit_record.read(str(tmp_path)) is None
+    exit_record.make_reserve(str(tmp_path))
+    exit_record.write(str(tmp_path), ENDED)
+    assert exit_record.read(str(tmp_path)) == ENDED
     assert os.listdir(tmp_path) == ["exit.json"]
     (tmp_path / "exit.json").write_text("[]")
     with pytest.raises(ValueError, match="exit record"):
-        exitrecord.read(str(tmp_path))
+        exit_record.read(str(tmp_path))
 
 
 def test_reserve_is_given_up_when_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = exitrecord.write_file, []
+    real, calls = exit_record.write_file, []
 
     def full_at_first(path: str, values: Any) -> None:
         calls.append(sorted(os.listdir(tmp_path)))
@@ -198,11 +198,11 @@ def test_reserve_is_given_up_when_the_disk_is_full(
             raise OSError(errno.ENOSPC, "full")
         real(path, values)
 
-    exitrecord.make_reserve(str(tmp_path))
-    monkeypatch.setattr(exitrecord, "write_file", full_at_first)
-    exitrecord.write(str(tmp_path), ENDED)
+    exit_record.make_reserve(str(tmp_path))
+    monkeypatch.setattr(exit_record, "write_file", full_at_first)
+    exit_record.write(str(tmp_path), ENDED)
     assert calls == [[".reserve"], []]
-    assert exitrecord.read(str(tmp_path)) == ENDED
+    assert exit_record.read(str(tmp_path)) == ENDED
 
 
 RENAMES = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rayjobs.injob.helpers import Helper
-from rayjobs.injob.hostmessages import HostRequest, HostSession
+from rayjobs.injob.host_messages import HostRequest, HostSession
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.sessions import MOST, Sessions
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rayjobs.injob import stacks, watch
-from rayjobs.injob.hostmessages import HostRequest, HostStacks
+from rayjobs.injob.host_messages import HostRequest, HostStacks
 from rayjobs.injob.lease import Lease, boot_clock_s
 
 

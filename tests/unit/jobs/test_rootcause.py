@@ -11,7 +11,7 @@ import pytest
 
 import rayjobs
 from rayjobs.core.failures import Failure, FailureClass
-from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.jobs.outcomes import LOSSES
 from rayjobs.jobs.rootcause import diagnose
 
@@ -400,7 +400,7 @@ def test_a_full_disk_without_a_traceback_is_reported(facts: dict[str, bool]) -> 
     assert failure.message.endswith("the disk that holds the attempt's files is full")
 
 
-@pytest.mark.parametrize("ours", [f"{PACKAGE}/metrics.py", "/opt/rayjobs/injob/logvalues.py"])
+@pytest.mark.parametrize("ours", [f"{PACKAGE}/metrics.py", "/opt/rayjobs/injob/log_values.py"])
 def test_script_line_is_named_for_an_error_raised_in_a_library(
     ours: str,
 ) -> None:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from rayjobs.injob.exitrecord import ExitRecord, RankExit
+from rayjobs.injob.exit_record import ExitRecord, RankExit
 from rayjobs.injob.mpi import MpiStarter
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs import rootcause

@@ -11,7 +11,7 @@ import pytest
 
 from rayjobs import Model
 from rayjobs.core.clock import to_text
-from rayjobs.injob.modelrequests import MOST_MODELS, ModelRequest
+from rayjobs.injob.model_requests import MOST_MODELS, ModelRequest
 from rayjobs.injob.submitted import SubmittedRun
 from rayjobs.jobs.records import Job, ModelRefusal
 from rayjobs.jobs.states import JobState

@@ -21,12 +21,12 @@ import pytest
 from rayjobs.core import paths
 from rayjobs.core.paths import PACKAGE
 from rayjobs.datastore import Dataset, Datastore
-from rayjobs.injob import runcalls
+from rayjobs.injob import run_calls
 from rayjobs.injob.attempt_runs import ChildRun
 from rayjobs.injob.attempt_workspace import RunWorkspace
 from rayjobs.injob.channel import Channel, ChannelError
-from rayjobs.injob.runcalls import RunAnswer
-from rayjobs.injob.runtoken import TOKEN_VARIABLE
+from rayjobs.injob.run_calls import RunAnswer
+from rayjobs.injob.run_token import TOKEN_VARIABLE
 from rayjobs.jobs.records import StoredFile
 from rayjobs.jobs.states import JobState
 from rayjobs.models import uploaded
@@ -246,7 +246,7 @@ def test_a_script_with_the_standard_library_alone(scene: Scene, agent: Agent) ->
     )
     [below] = store.jobs(JobFilter(parent=part.id))
     assert below.failure is not None and below.failure.message == "ValueError: no"
-    assert list((scene.root / runcalls.EXCHANGE).iterdir()) == []
+    assert list((scene.root / run_calls.EXCHANGE).iterdir()) == []
 
 
 @pytest.mark.parametrize("version", [None, 1, 2])
@@ -360,8 +360,8 @@ def test_values_of_answers_keep_their_json(scene: Scene, agent: Agent) -> None:
     """Scripts of other versions read them, too."""
     calls = RunCalls(scene.on, lambda: scene.opened)
 
-    def value(request: runcalls.Request[Any]) -> Any:
-        call = runcalls.RunCall(token_of(scene.root), request.NAME, request.to_json())
+    def value(request: run_calls.Request[Any]) -> Any:
+        call = run_calls.RunCall(token_of(scene.root), request.NAME, request.to_json())
         answer = calls.answer(json.dumps(call.to_json()).encode())
         assert answer.error is None
         return json.loads(json.dumps(answer.to_json()))["value"]
@@ -382,31 +382,33 @@ def test_values_of_answers_keep_their_json(scene: Scene, agent: Agent) -> None:
         "properties": {},
         "snapshot": job.snapshot,
     }
-    found = value(runcalls.Details(job.id))
+    found = value(run_calls.Details(job.id))
     assert found.pop("details")["runId"] == job.id
     assert found == identity
-    changed = value(runcalls.Change(job.id, tags={"team": None, "k": "v"}))
+    changed = value(run_calls.Change(job.id, tags={"team": None, "k": "v"}))
     assert changed == {**identity, "tags": {"k": "v"}}
-    started = value(runcalls.Start("child_1_00000001", job.id))
+    started = value(run_calls.Start("child_1_00000001", job.id))
     assert set(started) == set(identity)
-    assert value(runcalls.Children(job.id)) == [started]
-    point = runcalls.Point("metric", "loss", 0.5, None, 1, 1.0)
-    row = runcalls.Point("row", "row", {"x": 1, "y": None}, None, 2, 2.0)
-    assert value(runcalls.Log("child_1_00000001", (point, row))) == 2
-    assert value(runcalls.Metrics("child_1_00000001")) == [
+    assert value(run_calls.Children(job.id)) == [started]
+    point = run_calls.Point("metric", "loss", 0.5, None, 1, 1.0)
+    row = run_calls.Point("row", "row", {"x": 1, "y": None}, None, 2, 2.0)
+    assert value(run_calls.Log("child_1_00000001", (point, row))) == 2
+    assert value(run_calls.Metrics("child_1_00000001")) == [
         ["loss", 0.5],
         ["row", {"kind": "row", "value": {"x": 1, "y": None}}],
     ]
-    assert value(runcalls.End("child_1_00000001", "completed")) == "Completed"
-    assert value(runcalls.Files("child_1_00000001")) == []
-    assert value(runcalls.Records("datastores")) == [
+    assert value(run_calls.End("child_1_00000001", "completed")) == "Completed"
+    assert value(run_calls.Files("child_1_00000001")) == []
+    assert value(run_calls.Records("datastores")) == [
         {"name": "workspaceblobstore", "kind": "local"},
         {"name": "workspacefilestore", "kind": "local"},
     ]
-    assert value(runcalls.Records("experiments")) == [{"name": "mnist"}]
-    uploaded.put(scene.opened, name="m", path=scene.root / runcalls.TOKEN_FILE, user="ada")
-    assert value(runcalls.Records("models")) == [{"name": "m", "version": 1, "run": "", "tags": {}}]
-    assert value(runcalls.HasBlob("no")) is None
+    assert value(run_calls.Records("experiments")) == [{"name": "mnist"}]
+    uploaded.put(scene.opened, name="m", path=scene.root / run_calls.TOKEN_FILE, user="ada")
+    assert value(run_calls.Records("models")) == [
+        {"name": "m", "version": 1, "run": "", "tags": {}}
+    ]
+    assert value(run_calls.HasBlob("no")) is None
 
 
 def test_value_of_another_version_is_read_or_refused(
@@ -415,9 +417,9 @@ def test_value_of_another_version_is_read_or_refused(
     channel = scene.channel()
     values: list[object] = [[{"id": "a", "later": 1}], ["a"]]
     monkeypatch.setattr(RunCalls, "answer", lambda _self, _line: RunAnswer(values.pop(0)))
-    assert channel.call(runcalls.Children("r")) == (runcalls.RunRecord("a"),)
+    assert channel.call(run_calls.Children("r")) == (run_calls.RunRecord("a"),)
     with pytest.raises(ChannelError, match="cannot be read: a run record is one JSON object"):
-        channel.call(runcalls.Children("r"))
+        channel.call(run_calls.Children("r"))
 
 
 def call(channel: Channel, request: Any) -> Any:
@@ -434,17 +436,17 @@ def test_a_token_ends_with_its_attempt(scene: Scene, agent: Agent) -> None:
     channel = scene.channel()
     store = scene.opened.store
     child = ChildRun(channel, "child_1_00000001", None, "")
-    channel.call(runcalls.Start(child.id, scene.job))
+    channel.call(run_calls.Start(child.id, scene.job))
     child.log("x", 1)
-    assert "not the token" in refused(scene.channel(token="x" * 40), runcalls.Details(scene.job))
+    assert "not the token" in refused(scene.channel(token="x" * 40), run_calls.Details(scene.job))
     store.move(scene.job, attempt=scene.attempt, old=S.RUNNING, new=S.FINALIZING)
     child.log("x", 2)  # its last write still counts
     store.finish(scene.job, attempt=scene.attempt, state=S.COMPLETED)
     for asked in (
-        runcalls.Details(scene.job),
-        runcalls.Log(child.id, ()),
-        runcalls.Start("child_1_00000002", scene.job),
-        runcalls.Method("store", "model", ["$"], {}),
+        run_calls.Details(scene.job),
+        run_calls.Log(child.id, ()),
+        run_calls.Start("child_1_00000002", scene.job),
+        run_calls.Method("store", "model", ["$"], {}),
     ):
         assert "AttemptEndedError" in refused(channel, asked)
     assert store.job(child.id).state is S.COMPLETED  # with its attempt
@@ -456,14 +458,14 @@ def test_token_of_a_retried_attempt_is_refused(scene: Scene, agent: Agent) -> No
     from rayjobs.injob.outcomes import Outcome
 
     channel = scene.channel()
-    channel.call(runcalls.Details(scene.job))
+    channel.call(run_calls.Details(scene.job))
     scene.opened.store.requeue(
         scene.job, attempt=scene.attempt, reason="lost", outcome=Outcome.NODE_LOST
     )
-    assert "AttemptEndedError" in refused(channel, runcalls.Details(scene.job))
+    assert "AttemptEndedError" in refused(channel, run_calls.Details(scene.job))
     job = scene.opened.store.job(scene.job)
     bring(scene.opened.store, job, S.RUNNING)
-    assert "has ended" in refused(channel, runcalls.Details(scene.job))
+    assert "has ended" in refused(channel, run_calls.Details(scene.job))
 
 
 @pytest.mark.long
@@ -471,11 +473,11 @@ def test_without_an_agent_the_end_of_the_attempt_is_named(
     scene: Scene, agent: Agent, serve: Callable[[], Agent]
 ) -> None:
     channel = scene.channel(patience_s=0.2)
-    channel.call(runcalls.Details(scene.job))
+    channel.call(run_calls.Details(scene.job))
     agent.stop()
-    assert "does not answer" in refused(channel, runcalls.Details(scene.job))
+    assert "does not answer" in refused(channel, run_calls.Details(scene.job))
     (scene.root / "exit.json").write_text("{}")
-    assert "AttemptEndedError: attempt 1" in refused(channel, runcalls.Details(scene.job))
+    assert "AttemptEndedError: attempt 1" in refused(channel, run_calls.Details(scene.job))
 
 
 @pytest.mark.long
@@ -483,7 +485,7 @@ def test_a_call_waits_for_the_next_agent(
     scene: Scene, agent: Agent, serve: Callable[[], Agent]
 ) -> None:
     channel = scene.channel(patience_s=60)
-    request = runcalls.Start("child_1_00000001", scene.job)
+    request = run_calls.Start("child_1_00000001", scene.job)
     first = channel.call(request)
     agent.stop()
     later = threading.Timer(0.3, serve)
@@ -500,16 +502,16 @@ def test_access_to_other_runs_is_refused(scene: Scene, agent: Agent) -> None:
         NewJob(spec=JobSpec(script="a.py"), experiment="else", snapshot=None, user="eve")
     )
     for asked, text in (
-        (runcalls.Change(other.id, tags={"a": "b"}), "not a run of this job"),
-        (runcalls.End(other.id, "completed"), "not a run of this job"),
-        (runcalls.End(scene.job, "completed"), "not a child run"),
-        (runcalls.Log(scene.job, ()), "not a child run"),
-        (runcalls.Start("x_1_00000001", other.id), "not a run of this job"),
-        (runcalls.Keep(scene.job, ("a",), ("../../../etc/passwd",)), "not a child run"),
-        (runcalls.KeepBlob("../../../etc/passwd"), "no file"),
-        (runcalls.Details("nothing"), "NotFoundError"),
-        (runcalls.Fetch(scene.job, "nothing"), "it has: none"),
-        (runcalls.Records("secrets"), "has no 'secrets'"),
+        (run_calls.Change(other.id, tags={"a": "b"}), "not a run of this job"),
+        (run_calls.End(other.id, "completed"), "not a run of this job"),
+        (run_calls.End(scene.job, "completed"), "not a child run"),
+        (run_calls.Log(scene.job, ()), "not a child run"),
+        (run_calls.Start("x_1_00000001", other.id), "not a run of this job"),
+        (run_calls.Keep(scene.job, ("a",), ("../../../etc/passwd",)), "not a child run"),
+        (run_calls.KeepBlob("../../../etc/passwd"), "no file"),
+        (run_calls.Details("nothing"), "NotFoundError"),
+        (run_calls.Fetch(scene.job, "nothing"), "it has: none"),
+        (run_calls.Records("secrets"), "has no 'secrets'"),
         (method("store", "request_cancel", other.id), "not a run of this job"),
         (method("store", "prune_records", [other.id]), "may not call store.prune_records"),
         (method("store", "claim_target", "local"), "may not call store.claim_target"),
@@ -559,7 +561,10 @@ def test_a_step_reaches_the_run_of_its_pipeline(
     assert store.job(run.steps[1].job_id).state is S.CANCELED
     assert store.job(scene.job).cancel_requested_at is not None
     channel = scene.channel()
-    for request in (runcalls.Change(other.id, tags={"a": "b"}), runcalls.End(other.id, "canceled")):
+    for request in (
+        run_calls.Change(other.id, tags={"a": "b"}),
+        run_calls.End(other.id, "canceled"),
+    ):
         assert "not a run of this job" in refused(channel, request)
     for name in ("end_run", "set_run_snapshot"):
         assert f"may not call store.{name}" in refused(channel, method("store", name, run.id))
@@ -573,10 +578,10 @@ def test_a_snapshot_is_never_replaced(scene: Scene, agent: Agent) -> None:
     with scene.opened.blobs.open(key) as stored:
         whole = stored.read()
 
-    def keep(content: bytes, key: str) -> runcalls.KeepBlob:
+    def keep(content: bytes, key: str) -> run_calls.KeepBlob:
         path = Path(channel.new_file())
         path.write_bytes(content)
-        return runcalls.KeepBlob(path.name, key)
+        return run_calls.KeepBlob(path.name, key)
 
     assert "is damaged" in refused(channel, keep(b"other code", key))
     assert "not the key of a snapshot" in refused(channel, keep(whole, "snapshots/../meta"))
@@ -593,9 +598,9 @@ def test_an_answer_that_is_too_large_is_an_error_at_once(
 ) -> None:
     channel = scene.channel(patience_s=60)
     monkeypatch.setattr("rayjobs.node.run_server.MAX_LINE_BYTES", 500)
-    assert "UsageError: the answer has" in refused(channel, runcalls.Details(scene.job))
-    monkeypatch.setattr(runcalls, "MAX_LINE_BYTES", 100)
-    assert "UsageError: the call has" in refused(channel, runcalls.Details(scene.job))
+    assert "UsageError: the answer has" in refused(channel, run_calls.Details(scene.job))
+    monkeypatch.setattr(run_calls, "MAX_LINE_BYTES", 100)
+    assert "UsageError: the call has" in refused(channel, run_calls.Details(scene.job))
 
 
 def test_calls_that_hang_take_no_thread_from_the_node(
@@ -608,7 +613,7 @@ def test_calls_that_hang_take_no_thread_from_the_node(
         return RunAnswer(1)
 
     monkeypatch.setattr(RunCalls, "answer", answer)
-    assert scene.channel().call(runcalls.HasBlob("key")) == 1
+    assert scene.channel().call(run_calls.HasBlob("key")) == 1
     assert not names[0].startswith("asyncio")  # the threads of the loop's own pool have such names
 
 
@@ -617,10 +622,10 @@ def test_the_end_of_an_older_server_leaves_the_socket_of_the_next(
     scene: Scene, agent: Agent, serve: Callable[[], Agent]
 ) -> None:
     channel = scene.channel()
-    channel.call(runcalls.Details(scene.job))
+    channel.call(run_calls.Details(scene.job))
     serve()
     agent.stop()  # closes the connection that is open
-    assert channel.call(runcalls.Details(scene.job)).status == "Running"
+    assert channel.call(run_calls.Details(scene.job)).status == "Running"
 
 
 def test_a_server_ends_when_its_workspace_was_moved() -> None:
@@ -641,10 +646,10 @@ def test_a_server_ends_when_its_workspace_was_moved() -> None:
     asyncio.run(main())
 
 
-def method(part: str, name: str, *args: Any) -> runcalls.Method:
+def method(part: str, name: str, *args: Any) -> run_calls.Method:
     from rayjobs.protocol import values
 
-    return runcalls.Method(part, name, values.encode(list(args)), values.encode({}))
+    return run_calls.Method(part, name, values.encode(list(args)), values.encode({}))
 
 
 def test_foreign_job_is_readable_but_not_writable(scene: Scene, agent: Agent) -> None:

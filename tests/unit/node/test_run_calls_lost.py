@@ -13,7 +13,7 @@ import pytest
 from rayjobs.api.attempt_workspace import ChannelStore, _asking
 from rayjobs.core.errors import StoreError
 from rayjobs.datastore.catalogue import DatasetRecord
-from rayjobs.injob import control, runcalls
+from rayjobs.injob import control, run_calls
 from rayjobs.jobs.records import ModelDraft
 from rayjobs.jobs.writers import AttemptWriter
 from rayjobs.node.run_calls import RunCalls, token_of
@@ -33,7 +33,7 @@ class LosingAgent:
         self.lines: list[bytes] = []
         self.lose = False
         folder = os.open(scene.root, os.O_PATH | os.O_DIRECTORY)
-        self._listener = control.listen(f"/proc/self/fd/{folder}/{runcalls.SOCKET}")
+        self._listener = control.listen(f"/proc/self/fd/{folder}/{run_calls.SOCKET}")
         os.close(folder)
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from rayjobs.core.paths import LOG_TIMES, AttemptPaths
-from rayjobs.injob.logtimes import LogTimes
+from rayjobs.injob.log_times import LogTimes
 from rayjobs.jobs.records import Job
 from rayjobs.results import log_times
 from rayjobs.results.collect import Publisher

@@ -12,7 +12,7 @@ import pytest
 from starlette.routing import Route
 
 from rayjobs.core.errors import NotFoundError, UsageError
-from rayjobs.injob.sessionsteps import SessionStep
+from rayjobs.injob.session_steps import SessionStep
 from rayjobs.jobs.records import ModelDraft
 from rayjobs.server import access
 from rayjobs.spec.model import JobSpec

@@ -6,7 +6,7 @@ import pytest
 
 from rayjobs.core.errors import NotFoundError, ServedElsewhereError
 from rayjobs.core.paths import home
-from rayjobs.injob.sessionsteps import SessionStep
+from rayjobs.injob.session_steps import SessionStep
 from rayjobs.jobs.serving import Claimant, Serving
 from rayjobs.policy.capacity import Capacity
 from rayjobs.spec.model import JobSpec

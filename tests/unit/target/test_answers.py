@@ -14,7 +14,7 @@ import pytest
 
 import rayjobs
 from rayjobs.engine.actor import TargetActor
-from rayjobs.injob.sessionsteps import SessionReply
+from rayjobs.injob.session_steps import SessionReply
 from rayjobs.server import openapi
 from rayjobs.server.targets import OF_A_JOB, READ
 from rayjobs.target import wake_client

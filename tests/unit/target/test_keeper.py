@@ -13,7 +13,7 @@ import pytest
 
 from rayjobs.core.files import write_message, write_private
 from rayjobs.core.paths import TargetPaths, runtime_dir
-from rayjobs.injob.hostmessages import HostFile
+from rayjobs.injob.host_messages import HostFile
 from rayjobs.injob.identity import identity_of, is_alive
 from rayjobs.target import keeping, local_head, progress, stopping
 from rayjobs.target.progress import Line, Progress

@@ -13,7 +13,7 @@ import time
 from dataclasses import field
 from typing import Any, Dict, Iterable, Iterator, Mapping, Optional
 
-from rayjobs.injob import checkpoint, logvalues
+from rayjobs.injob import checkpoint, log_values
 from rayjobs.injob.azureml.exceptions import WrongTypeError, WrongValueError
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
@@ -113,10 +113,10 @@ def record_of(
         t=time.time(),
     )
     size = len(json.dumps(record.to_json()))
-    if size > logvalues.MAX_RECORD:
+    if size > log_values.MAX_RECORD:
         raise WrongValueError(
             "the request for the model %r has %d bytes; %d are allowed. Write long text to a file "
-            "below outputs/" % (name, size, logvalues.MAX_RECORD)
+            "below outputs/" % (name, size, log_values.MAX_RECORD)
         )
     return record
 
@@ -139,7 +139,7 @@ def _texts(values: Any, what: str) -> Dict[str, str]:
     if not isinstance(values, Mapping):
         raise WrongTypeError("%s is a %s; give a mapping of texts" % (what, type(values).__name__))
     return {
-        logvalues.name_of(key): str(logvalues.scalar_of(value, "%s[%r]" % (what, key)))
+        log_values.name_of(key): str(log_values.scalar_of(value, "%s[%r]" % (what, key)))
         for key, value in values.items()
     }
 
@@ -149,7 +149,7 @@ def _text(value: Any, what: str) -> Optional[str]:
         return None
     if not isinstance(value, str):
         raise WrongTypeError("%s is a %s; give a text" % (what, type(value).__name__))
-    return str(logvalues.scalar_of(value, what))
+    return str(log_values.scalar_of(value, what))
 
 
 def find(path: Any, outputs: str, uploaded: Iterable[str]) -> str:

@@ -9,13 +9,13 @@ import json
 import warnings
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Type, TypeVar
 
-from rayjobs.injob import logvalues, modelrequests
+from rayjobs.injob import log_values, model_requests
 from rayjobs.injob.azureml.exceptions import (
     RunEnvironmentException,
     WrongTypeError,
     WrongValueError,
 )
-from rayjobs.injob.metricsfile import combine
+from rayjobs.injob.metrics_file import combine
 
 
 class RunNotSupportedError(RuntimeError, RunEnvironmentException):
@@ -128,22 +128,22 @@ class LoggingRun(Run):
         """
         self._put(
             "metric",
-            logvalues.name_of(name),
-            logvalues.scalar_of(value, "the value"),
-            logvalues.step_of(step),
+            log_values.name_of(name),
+            log_values.scalar_of(value, "the value"),
+            log_values.step_of(step),
         )
 
     def log_list(self, name: str, value: Iterable[Any], description: str = "") -> None:
         """Log a list of numbers at once."""
-        self._put("list", logvalues.name_of(name), logvalues.list_of(value, "the list"))
+        self._put("list", log_values.name_of(name), log_values.list_of(value, "the list"))
 
     def log_row(self, name: str, description: Optional[str] = None, **kwargs: Any) -> None:
         """Log one row of named columns: ``log_row("fit", x=1, y=2.5)``."""
-        self._put("row", logvalues.name_of(name), logvalues.row_of(kwargs, "the row"))
+        self._put("row", log_values.name_of(name), log_values.row_of(kwargs, "the row"))
 
     def log_table(self, name: str, value: Mapping[str, Any], description: str = "") -> None:
         """Log a table: column name → a scalar, or a list; all lists have the same length."""
-        self._put("table", logvalues.name_of(name), logvalues.table_of(value, "the table"))
+        self._put("table", log_values.name_of(name), log_values.table_of(value, "the table"))
 
     def log_image(
         self, name: str, path: Optional[str] = None, plot: Any = None, description: str = ""
@@ -153,7 +153,7 @@ class LoggingRun(Run):
         Raises:
             TypeError: neither or both of `path` and `plot` were given.
         """
-        name = logvalues.name_of(name)
+        name = log_values.name_of(name)
         if (path is None) == (plot is None):
             raise WrongTypeError("log_image takes either path= or plot=")
         self._put("image", name, self._keep_image(name, path, plot))
@@ -182,7 +182,7 @@ class LoggingRun(Run):
             value = json.loads(value)
         if not isinstance(value, Mapping):
             raise WrongTypeError("log_%s takes a dict or its JSON text" % what)
-        self._put("chart", logvalues.name_of(name), logvalues.json_of(value, "the value"))
+        self._put("chart", log_values.name_of(name), log_values.json_of(value, "the value"))
 
     def flush(self, timeout_seconds: float = 300) -> None:
         """Do nothing: every call writes its record before it returns."""
@@ -222,8 +222,8 @@ class LoggingRun(Run):
 
     def tag(self, key: str, value: Any = None) -> None:
         """Set one tag; a tag without a value is only a label."""
-        key = logvalues.name_of(key)
-        text = "" if value is None else str(logvalues.scalar_of(value, "the tag's value"))
+        key = log_values.name_of(key)
+        text = "" if value is None else str(log_values.scalar_of(value, "the tag's value"))
         self._put("tag", key, text)
         self._tags[key] = text or None
 
@@ -235,7 +235,7 @@ class LoggingRun(Run):
     def remove_tags(self, tags: Iterable[str]) -> Dict[str, Optional[str]]:
         """Remove tags by key; return the remaining ones."""
         for key in [tags] if isinstance(tags, str) else tags:
-            self._put("tag", logvalues.name_of(key), None)
+            self._put("tag", log_values.name_of(key), None)
             self._tags.pop(key, None)
         return self.get_tags()
 
@@ -247,8 +247,8 @@ class LoggingRun(Run):
         """
         ready = {}
         for key, value in properties.items():
-            text = str(logvalues.scalar_of(value, "the property's value"))
-            known = self._properties.get(logvalues.name_of(key))
+            text = str(log_values.scalar_of(value, "the property's value"))
+            known = self._properties.get(log_values.name_of(key))
             if known is not None and known != text:
                 raise WrongValueError(
                     "the property %r is %r and cannot be changed to %r; properties can only be "
@@ -281,7 +281,7 @@ class LoggingRun(Run):
     def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
         """Mark the job as Failed once its script ends, even with exit code 0."""
         text = str(error_details if error_details is not None else error_code or "")
-        self._put("fail", "error", text[: logvalues.MAX_TEXT])
+        self._put("fail", "error", text[: log_values.MAX_TEXT])
 
     def cancel(self) -> None:
         """Warn that a script must end itself."""
@@ -306,7 +306,7 @@ class LoggingRun(Run):
         sample_output_dataset: Any = None,
         resource_configuration: Any = None,
         **kwargs: Any,
-    ) -> modelrequests.ModelRequest:
+    ) -> model_requests.ModelRequest:
         """Request that a file or folder becomes a model's next version when the run completes.
 
         The file's content at the run's end counts. A run that does not complete registers nothing.
@@ -326,8 +326,8 @@ class LoggingRun(Run):
             ValueError: the model's name is not valid, or the run will not store that path.
             OSError: the request could not be written.
         """
-        name = modelrequests.name_of(model_name)
-        record = modelrequests.record_of(
+        name = model_requests.name_of(model_name)
+        record = model_requests.record_of(
             name,
             self._model_path(name if model_path is None else model_path),
             tags=tags,
@@ -337,12 +337,12 @@ class LoggingRun(Run):
             framework_version=model_framework_version,
         )
         self._ask_for_model(record)
-        return modelrequests.ModelRequest(self.id, record)
+        return model_requests.ModelRequest(self.id, record)
 
     def _model_path(self, path: Any) -> str:
         raise NotImplementedError
 
-    def _ask_for_model(self, record: modelrequests.ModelRecord) -> None:
+    def _ask_for_model(self, record: model_requests.ModelRecord) -> None:
         raise NotImplementedError
 
 

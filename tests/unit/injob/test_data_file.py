@@ -11,7 +11,7 @@ import pytest
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.materialise import Materialised
 from rayjobs.datastore.outputs import DataOutput
-from rayjobs.injob.datafile import DataFile, HeldInput, OutputDestination, Registration
+from rayjobs.injob.data_file import DataFile, HeldInput, OutputDestination, Registration
 from rayjobs.injob.messages import MessageError
 
 STORE = DatastoreRecord("st", "local", {"root": "/data"})

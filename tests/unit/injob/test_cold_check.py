@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayjobs.injob.coldcheck import cold_reason, shadowed_module
+from rayjobs.injob.cold_check import cold_reason, shadowed_module
 from rayjobs.injob.plan import LaunchPlan, parse
 from rayjobs.injob.rank import MAPPED_ON_PATH, ON_PATH
 from tests.unit.injob.test_plan import values

@@ -15,7 +15,7 @@ import os
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 from urllib.parse import unquote
 
-from rayjobs.injob.afterimport import after_import
+from rayjobs.injob.after_import import after_import
 
 VARIABLE = "RAYJOBS_URLS"
 Urls = Callable[[], Mapping[str, str]]

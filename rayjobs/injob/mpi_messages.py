@@ -1,6 +1,6 @@
 """Requests of mpirun, orted and the agents on a host's MPI socket, and its answers.
 
-The stubs (`mpistub`) read and write this JSON without these classes: they start once per rank, in
+The stubs (`mpi_stub`) read and write this JSON without these classes: they start once per rank, in
 the image's own Python, and do not import rayjobs.
 """
 

@@ -14,15 +14,15 @@ import time
 import traceback
 from typing import Mapping
 
-from rayjobs.injob import coldhost, control, detach, kernel, leaving, recordfiles, startup
+from rayjobs.injob import coldhost, control, detach, kernel, leaving, record_files, startup
 from rayjobs.injob import plan as plans
 from rayjobs.injob.answers import Answer, StartAnswer, refusal
-from rayjobs.injob.coldcheck import cold_reason
+from rayjobs.injob.cold_check import cold_reason
 from rayjobs.injob.files import try_lock
 from rayjobs.injob.identity import Identity, is_alive, own_identity
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.ranks import Program, WarmState
-from rayjobs.injob.warmmessages import WarmRequest, WarmStatus
+from rayjobs.injob.warm_messages import WarmRequest, WarmStatus
 
 _CHECK_S = 5.0
 _REQUEST_S = 10.0
@@ -163,7 +163,7 @@ class Warm:
         line = detach.read_report(reader)
         if not line:
             return refusal(f"the attempt host died; see {plan.root}/host.log")
-        return StartAnswer.from_json(recordfiles.parse_json(line))
+        return StartAnswer.from_json(record_files.parse_json(line))
 
 
 class Forked:

@@ -8,12 +8,12 @@ import os
 from dataclasses import field
 from typing import Any, Mapping, Optional, Protocol, Tuple
 
-from rayjobs.injob import recordfiles
+from rayjobs.injob import record_files
 from rayjobs.injob.files import write_atomic
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.outcomes import EndReason, Outcome, reason_of_sentence
-from rayjobs.injob.rankstack import RankStack
+from rayjobs.injob.rank_stack import RankStack
 
 NAME = "exit.json"
 # How the attempt ended, known before all of its processes are proven dead.
@@ -329,7 +329,7 @@ def with_outcome(root: str, lost: ExitRecord) -> Optional[ExitRecord]:
 
 def _outcome_values(root: str, marker: str) -> Mapping[str, Any]:
     try:
-        values = recordfiles.read_json(root, OUTCOME)
+        values = record_files.read_json(root, OUTCOME)
     except (OSError, ValueError):
         return {}
     if not isinstance(values, dict) or values.get("marker") != marker:
@@ -350,7 +350,7 @@ def read(root: str) -> Optional[ExitRecord]:
         OSError: a link, FIFO, folder or device is in its place, or it cannot be read.
     """
     try:
-        values = recordfiles.read_json(root, NAME)
+        values = record_files.read_json(root, NAME)
     except FileNotFoundError:
         return None
     try:

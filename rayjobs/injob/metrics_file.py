@@ -13,8 +13,8 @@ import os
 import sys
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-from rayjobs.injob import recordfiles
-from rayjobs.injob.logvalues import number_of
+from rayjobs.injob import record_files
+from rayjobs.injob.log_values import number_of
 
 METRIC_KINDS = ("metric", "list", "row", "table", "image", "chart")
 READ_BYTES = 1 << 20
@@ -124,7 +124,7 @@ def read_batch(path: str, offset: int = 0, limit: int = 10000) -> Tuple[List[Dic
     folder, name = os.path.split(path)
     root, folder = os.path.split(folder)
     try:
-        with recordfiles.open_file(root, "%s/%s" % (folder, name)) as file:
+        with record_files.open_file(root, "%s/%s" % (folder, name)) as file:
             file.seek(offset)
             data = file.read(READ_BYTES)
             while data and b"\n" not in data and len(data) < MAX_LINE:

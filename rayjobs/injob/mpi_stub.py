@@ -1,7 +1,7 @@
 """The program that mpirun and orted start instead of ranks and ssh: it calls the attempt host.
 
-`python -S -E mpistub.py rank` represents one rank: the host forks the rank, and this process ends
-like it. `python -S -E mpistub.py remote NODE COMMAND…` replaces ``ssh NODE COMMAND…``.
+`python -S -E mpi_stub.py rank` represents one rank: the host forks the rank, and this process ends
+like it. `python -S -E mpi_stub.py remote NODE COMMAND…` replaces ``ssh NODE COMMAND…``.
 """
 
 from __future__ import annotations

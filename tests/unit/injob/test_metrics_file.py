@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayjobs.injob.metricsfile import MAX_LINE, Appender, read_all, read_batch
+from rayjobs.injob.metrics_file import MAX_LINE, Appender, read_all, read_batch
 
 
 def line(value: object, name: str = "m") -> bytes:

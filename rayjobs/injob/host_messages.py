@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Mapping, Optional, Tuple
 
-from rayjobs.injob import recordfiles
+from rayjobs.injob import record_files
 from rayjobs.injob.answers import Answer
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import Outcome
-from rayjobs.injob.rankstack import RankStack
+from rayjobs.injob.rank_stack import RankStack
 
 NAME = "host.json"
 
@@ -66,7 +66,7 @@ class HostFile(Message):
             OSError: a link, FIFO, folder or device is in its place, or it cannot be read.
         """
         try:
-            return HostFile.from_json(recordfiles.read_json(root, NAME))
+            return HostFile.from_json(record_files.read_json(root, NAME))
         except FileNotFoundError:
             return None
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rayjobs.injob.messages import Message, MessageError
-from rayjobs.injob.parallelmessages import (
+from rayjobs.injob.parallel_messages import (
     BatchDone,
     BatchFailed,
     BatchRows,
