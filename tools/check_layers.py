@@ -24,7 +24,7 @@ CYCLES = {
     "a Workspace has Experiments, which have Runs, which know both": (
         "api: attempt_workspace compute configs environment environment_registry estimator_checks "
         "estimators experiment interactive kinds mlflow_runs model placing run run_config_file "
-        "run_files submitters workspace"
+        "submitters workspace"
     ),
     "the data of a pipeline name the step that makes them": "pipelines: data step_data steps",
     "a Pipeline has runs and published versions, which know it": (

@@ -10,6 +10,7 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.api import waiting
 from rayjobs.api.run import JobRun
 from rayjobs.core.clock import SystemClock
 from rayjobs.core.errors import UsageError
@@ -159,18 +160,18 @@ class HyperDriveRun(JobRun):
             TargetError: the target could not be started; the sweep continues once it is.
         """
         if show_output:
-            self._say(f"RunId: {self.id}")
+            waiting.say(f"RunId: {self.id}")
         try:
             self._await_end(show_output)
         except KeyboardInterrupt:
-            self._say(
+            waiting.say(
                 f"\nNo longer following {self.id}; the sweep keeps running. "
                 f"Cancel it with run.cancel(), or `rayjobs sweep cancel {self.id}`."
             )
             raise
         job = self._job()
         if show_output:
-            self._say(attaching.end_text(job))
+            waiting.say(attaching.end_text(job))
         if raise_on_error:
             attaching.raise_for_end(job)
         return self.get_details()
@@ -179,7 +180,7 @@ class HyperDriveRun(JobRun):
         from rayjobs.target.starting import ensure_target
 
         job = self._job()
-        say = self._say if show_output else lambda _text: None
+        say = waiting.say if show_output else lambda _text: None
         if not job.state.is_final:
             ensure_target(
                 job.target, home=default_home(), workspace=self._opened.path, on_stage=say
@@ -189,7 +190,7 @@ class HyperDriveRun(JobRun):
             job = self._job()
             if show_output:
                 for line in news.lines(self.state):
-                    self._say(line)
+                    waiting.say(line)
                 sys.stdout.flush()
             if job.state.is_final:
                 return

@@ -8,7 +8,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Mapping
@@ -207,6 +209,27 @@ def pack_snapshot(opened: OpenWorkspace, folder: Path) -> Packed:
     packed = pack_source(opened, Checked(JobSpec(command=""), source, (), ()))
     assert packed is not None  # it has a source
     return packed
+
+
+def take_snapshot(opened: OpenWorkspace, run_id: str, source: Path) -> str:
+    """Store a file or folder as the code of an interactive run; return the snapshot's digest.
+
+    Raises:
+        UsageError: the run already has a snapshot or is a job, or there is no such path.
+        SnapshotError: it cannot be packed.
+    """
+    path = source.expanduser()
+    with tempfile.TemporaryDirectory(prefix="rayjobs-") as folder:
+        if path.is_file():
+            shutil.copy2(path, folder)
+            path = Path(folder)
+        digest = pack_snapshot(opened, path).digest
+    if not opened.store.set_run_snapshot(run_id, digest):
+        raise UsageError(
+            f"run {run_id} already has a snapshot, or is a job; a snapshot is never replaced. "
+            f"Start another run, or a child run"
+        )
+    return digest
 
 
 def _pack(opened: OpenWorkspace, folder: Path) -> Packed:

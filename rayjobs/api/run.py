@@ -6,24 +6,22 @@ Source: ``azureml.core.Run`` and ``ScriptRun``.
 from __future__ import annotations
 
 import builtins
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.api import html
+from rayjobs.api import html, waiting
 from rayjobs.api.kinds import RunFactory, add_factory, run_of
-from rayjobs.api.run_files import RunFiles
 from rayjobs.core.errors import NotFoundError, UsageError
-from rayjobs.core.terminal import Shower
-from rayjobs.injob.metrics_file import METRIC_KINDS
 from rayjobs.injob.run import LoggingRun
 from rayjobs.injob.secrets import secret_of
-from rayjobs.jobs.records import INTERACTIVE, Job, MetricPoint
+from rayjobs.jobs.records import INTERACTIVE, Job, StoredFile
 from rayjobs.jobs.states import JobState
-from rayjobs.results import details, metrics
+from rayjobs.results import details, run_metrics, uploading
+from rayjobs.results.logs import Logs
+from rayjobs.results.run_files import RunFiles, save_snapshot
 from rayjobs.store.requests import JobChanges, JobFilter
-from rayjobs.submit import attaching
 from rayjobs.workspace.orphans import end_orphans
 
 if TYPE_CHECKING:
@@ -33,13 +31,8 @@ if TYPE_CHECKING:
     from rayjobs.api.model import Model
     from rayjobs.api.workspace import Workspace
 
-# The rank of values logged from outside the job, so that they sort after those of all ranks.
-OUTSIDE_RANK = 1_000_000
-NEVER_S = float("inf")
-MOST_CHILDREN = 100  # per call. Source: azureml-core 1.61, `Run.create_children`
 
-
-class JobRun(RunFiles, LoggingRun):
+class JobRun(LoggingRun):
     """A job as its submitter sees it, while it runs and after its end."""
 
     def __init__(
@@ -63,16 +56,13 @@ class JobRun(RunFiles, LoggingRun):
         self.warnings: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
         self._job()  # reports a wrong id now
+        self._files = RunFiles(self._opened, run_id)
 
     def _job(self) -> Job:
         job = self._store.job(self.id)
         if job.kind != INTERACTIVE or job.state.is_final or self.id not in end_orphans(self._store):
             return job
         return self._store.job(self.id)  # just ended, since its process is gone
-
-    @property
-    def _is_interactive(self) -> bool:
-        return self._store.job(self.id).kind == INTERACTIVE
 
     def __repr__(self) -> str:
         """Return id and state."""
@@ -249,10 +239,11 @@ class JobRun(RunFiles, LoggingRun):
         Raises:
             UsageError: neither or both were given, or too many.
         """
-        return [
-            self._start_child(tags={key: value})
-            for key, value in children_tags(count, tag_key, tag_values)
-        ]
+        from rayjobs.injob.attempt_runs import children_tags
+
+        with _usage_errors():
+            tags = children_tags(count, tag_key, tag_values)
+        return [self._start_child(tags={key: value}) for key, value in tags]
 
     def _start_child(
         self,
@@ -318,70 +309,8 @@ class JobRun(RunFiles, LoggingRun):
             JobFailedError: it Failed, and `raise_on_error` is on.
             TargetError: the target could not be started; the job stays queued.
         """
-        self._wait(show_output=show_output, raise_on_error=raise_on_error)
+        waiting.wait(self._opened, self.id, show_output=show_output, raise_on_error=raise_on_error)
         return self.get_details()
-
-    def _wait(self, *, show_output: bool, raise_on_error: bool, timeout_s: float = NEVER_S) -> None:
-        """Wait for the end; raise as `wait_for_completion` does.
-
-        Raises:
-            TimeoutError: it did not end in time.
-        """
-        until_s = time.monotonic() + timeout_s
-
-        def is_late() -> bool:
-            return time.monotonic() > until_s
-
-        try:
-            if show_output:
-                job = self._show(is_late)
-            else:
-                job = attaching.attach(self._opened, self.id, stop=is_late)
-        except KeyboardInterrupt:
-            self._say(
-                f"\nNo longer following {self.id}; the job keeps running. "
-                f"Cancel it with run.cancel(), or `rayjobs cancel {self.id}`."
-            )
-            raise
-        if not job.state.is_final:
-            raise attaching.not_in_time(job, timeout_s)
-        if raise_on_error:
-            attaching.raise_for_end(job)
-
-    def _show(self, stop: Callable[[], bool]) -> Job:
-        """Print stages and output until the end, or until `stop` returns true; return the job."""
-        shower = Shower(colour=sys.stdout.isatty())
-        at_line_start = True
-
-        def show(data: bytes, *, final: bool = False) -> None:
-            nonlocal at_line_start
-            text = shower.show(data, final=final)
-            if text:
-                _write(text)
-                at_line_start = text.endswith("\n")
-
-        def stage(name: str, job: Job) -> None:
-            nonlocal at_line_start
-            if not at_line_start:
-                _write("\n")
-                at_line_start = True
-            reason = f": {job.reason}" if job.reason and job.state is JobState.QUEUED else ""
-            self._say(f"[{name}{reason}]")
-
-        self._say(f"RunId: {self.id}")
-        job = attaching.attach(
-            self._opened, self.id, show=show, on_stage=stage, on_start=self._say, stop=stop
-        )
-        show(b"", final=True)
-        if not at_line_start:
-            _write("\n")
-        if job.state.is_final:
-            self._say(attaching.end_text(job))
-        return job
-
-    @staticmethod
-    def _say(text: str) -> None:
-        _write(text + "\n")
 
     def cancel(self) -> None:
         """Request the end of the job; a job that has ended does not change."""
@@ -399,7 +328,7 @@ class JobRun(RunFiles, LoggingRun):
     def get_details_with_logs(self) -> dict[str, Any]:
         """Return `get_details` with the logs' text in place of their addresses."""
         found = self.get_details()
-        logs = self._logs()
+        logs = Logs(self._opened, self.id)
         found["logFiles"] = {
             name: logs.read(name).decode("utf-8", "replace") for name in found["logFiles"]
         }
@@ -459,6 +388,135 @@ class JobRun(RunFiles, LoggingRun):
         """Return the `resume_from` value that continues from this run's outputs."""
         return self
 
+    # -- files ---------------------------------------------------------------------------------
+    def get_all_logs(self, destination: str | None = None) -> Sequence[str]:
+        """Write all logs below a folder; return their paths."""
+        folder = self._files.run_id if destination is None else destination
+        return self._files.save_logs(Path(folder))
+
+    def get_file_names(self) -> Sequence[str]:
+        """Return the names of the run's files, including its logs."""
+        return self._files.names()
+
+    def download_file(self, name: str, output_file_path: str | Path | None = None) -> None:
+        """Write one of the run's files to `output_file_path` (default: its base name).
+
+        Raises:
+            NotFoundError: the run has no such file; lists the existing ones.
+        """
+        self._files.save(name, output_file_path)
+
+    def download_files(
+        self,
+        prefix: str | None = None,
+        output_directory: str | Path | None = None,
+        output_paths: Sequence[str | Path] | None = None,
+        batch_size: int = 100,
+        append_prefix: bool = True,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Write the run's files whose names begin with `prefix` below a folder.
+
+        Args:
+            output_paths: One path for each file, in the order of `get_file_names`.
+            batch_size: Accepted but unused: files are fetched one by one.
+            append_prefix: Keep the prefix in the paths.
+            timeout_seconds: Start no further file after this time; None sets no limit.
+
+        Raises:
+            TimeoutError: the time is up; the files fetched so far are complete.
+            NotFoundError: no file name begins with the prefix.
+            UsageError: the number of `output_paths` differs from the number of files.
+        """
+        self._files.save_all(
+            prefix or "",
+            Path(output_directory) if output_directory else Path.cwd(),
+            paths=output_paths,
+            keep_prefix=append_prefix,
+            timeout_s=timeout_seconds,
+        )
+
+    def upload_file(
+        self, name: str, path_or_stream: Any, datastore_name: str | None = None
+    ) -> StoredFile:
+        """Store a file (path or binary stream) with the run under `name`.
+
+        Raises:
+            UsageError: the run already has such a file or has ended, or the name leads out of its
+                folder.
+            NotFoundError: there is no such file.
+        """
+        if hasattr(path_or_stream, "read"):
+            return uploading.add_stream(self._opened, self.id, name, path_or_stream)
+        return self.upload_files([name], [path_or_stream], datastore_name=datastore_name)[0]
+
+    def upload_files(
+        self,
+        names: Sequence[str],
+        paths: Sequence[str | Path],
+        return_artifacts: bool = False,
+        timeout_seconds: float | None = None,
+        datastore_name: str | None = None,
+    ) -> Sequence[StoredFile]:
+        """Store several files with the run: all of them, or none.
+
+        Args:
+            return_artifacts: Accepted but unused: the stored files are always returned.
+            timeout_seconds: Store no file if not all bytes are stored within this time; None sets
+                no limit.
+            datastore_name: Refused, except for Azure ML's name for the storage of run files.
+
+        Raises:
+            UsageError: see `upload_file`; also if the numbers of names and paths differ.
+            NotFoundError: there is no such file.
+            TimeoutError: the time is up.
+        """
+        _refuse_datastore(datastore_name)
+        return uploading.add_files(self._opened, self.id, names, paths, timeout_s=timeout_seconds)
+
+    def upload_folder(
+        self, name: str, path: str | Path, datastore_name: str | None = None
+    ) -> Sequence[StoredFile]:
+        """Store all files below a folder under `name`/…; see `upload_files`."""
+        _refuse_datastore(datastore_name)
+        return uploading.add_folder(self._opened, self.id, name, path)
+
+    def _keep_image(self, name: str, path: str | None, plot: Any) -> str:
+        return uploading.add_image(self._opened, self.id, name, path, plot)
+
+    # -- code ----------------------------------------------------------------------------------
+    def get_snapshot_id(self) -> str | None:
+        """Return the id (the digest) of the run's snapshot; None if it has none."""
+        return self._store.job(self.id).snapshot
+
+    def take_snapshot(self, file_or_folder_path: str | Path) -> str:
+        """Store a file or folder as the code of an interactive run; return the snapshot's id.
+
+        Raises:
+            UsageError: the run already has a snapshot or is a job, or there is no such path.
+            SnapshotError: it cannot be packed.
+        """
+        from rayjobs.api.interactive import take_snapshot
+
+        return take_snapshot(self._opened, self.id, Path(file_or_folder_path))
+
+    def restore_snapshot(
+        self, snapshot_id: str | None = None, path: str | Path | None = None
+    ) -> str:
+        """Write the run's snapshot as a zip file; return its path.
+
+        Args:
+            snapshot_id: Another snapshot; None means the run's own.
+            path: The zip file, or an existing folder for it; None means the working directory.
+
+        Raises:
+            NotFoundError: the run has no snapshot, or it was pruned.
+        """
+        digest = snapshot_id or self.get_snapshot_id()
+        if digest is None:
+            raise NotFoundError(f"run {self.id} has no snapshot")
+        return save_snapshot(self._opened, digest, path)
+
     # -- metrics -------------------------------------------------------------------------------
     def get_metrics(
         self,
@@ -489,36 +547,10 @@ class JobRun(RunFiles, LoggingRun):
         return by_run
 
     def _metrics(self, name: str | None, populate: bool) -> dict[str, Any]:
-        points = self._store.metrics(self.id, name=name)
-        found = metrics.values_by_name(points)
-        if populate:
-            for one in {point.name for point in points if _is_image(point)}:
-                files = found[one] if isinstance(found[one], builtins.list) else [found[one]]
-                read = [self._bytes_of(file) for file in files]
-                found[one] = read if len(read) > 1 else read[0]
-        return found
+        return run_metrics.values(self._store, self._files, self.id, name=name, populate=populate)
 
     def _put(self, kind: str, name: str, value: Any, step: int | None = None) -> None:
-        if kind not in METRIC_KINDS:
-            return
-        from rayjobs.core.clock import SystemClock
-
-        sequence = 0
-        while True:
-            sequence = max(sequence + 1, time.time_ns())
-            point = MetricPoint(
-                attempt=max(1, self._job().attempt),
-                # Everything in an interactive run is logged from outside and forms one curve.
-                rank=0 if self._is_interactive else OUTSIDE_RANK,
-                sequence=sequence,
-                name=name,
-                value=value if kind == "metric" else {"kind": kind, "value": value},
-                step=step,
-                at=SystemClock().now(),
-            )
-            if self._store.add_metrics(self.id, [point]):
-                return
-            # Another thread or process logged a value in the same nanosecond.
+        run_metrics.add(self._store, self._job(), kind, name, value, step)
 
     # -- models --------------------------------------------------------------------------------
     def register_model(  # type: ignore[override]  # inside a job, the model does not exist yet
@@ -628,34 +660,17 @@ class JobRun(RunFiles, LoggingRun):
             wake_or_start(self._opened, self._job().target)
 
 
-def children_tags(
-    count: int | None, tag_key: str | None, tag_values: Iterable[Any] | None
-) -> Iterator[tuple[str, str]]:
-    """Yield the tag of each run that `create_children` starts.
+def _refuse_datastore(name: str | None) -> None:
+    from rayjobs.injob.attempt_runs import refuse_datastore
 
-    Source: azureml-core 1.61, ``Run.create_children``.
-
-    Raises:
-        UsageError: neither `count` nor `tag_key` and `tag_values` were given, both were, or they
-            request too many runs.
-    """
-    if count is None and (tag_key is None or tag_values is None):
-        raise UsageError("give create_children either count, or tag_key and tag_values")
-    if count is not None and (tag_key is not None or tag_values is not None):
-        raise UsageError("give create_children either count, or tag_key and tag_values; not both")
-    values = builtins.list(range(count) if count is not None else tag_values or ())
-    if len(values) > MOST_CHILDREN:
-        raise UsageError(
-            f"a call of create_children can create at most {MOST_CHILDREN} runs, not {len(values)}"
-        )
-    key = "azureml.batch_child_number" if tag_key is None else str(tag_key)
-    return ((key, str(value)) for value in values)
+    with _usage_errors():
+        refuse_datastore(name)
 
 
-def _is_image(point: MetricPoint) -> bool:
-    return isinstance(point.value, Mapping) and point.value.get("kind") == "image"
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+@contextlib.contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Raise the refusals of `rayjobs.injob` as UsageError."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error

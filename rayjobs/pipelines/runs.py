@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.api import waiting
 from rayjobs.api.run import JobRun
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.paths import home as default_home
@@ -23,6 +24,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.pipelines.data import InputPortBinding
 from rayjobs.pipelines.spec import outputs_of, read_pipeline
 from rayjobs.pipelines.views import StepView, views_of
+from rayjobs.results.run_files import RunFiles
 from rayjobs.submit import attaching
 from rayjobs.tuning.runs import HyperDriveRun
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from rayjobs.datastore.refs import DataPath, DataReference
 
 POLL_S = 0.1
-NEVER_S = float("inf")
 # Azure ML's name for the state of a completed pipeline or step.
 FINISHED = "Finished"
 _ONLY_STEPS = (
@@ -209,7 +210,7 @@ class PipelineRun(JobRun):
         def quiet(_text: str) -> None:
             pass
 
-        say = self._say if show_output else quiet
+        say = waiting.say if show_output else quiet
         say(f"PipelineRunId: {self.id}")
         until_s = time.monotonic() + timeout_seconds
         job = self._job()
@@ -231,7 +232,7 @@ class PipelineRun(JobRun):
                     raise attaching.not_in_time(job, timeout_seconds)
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
-            self._say(
+            waiting.say(
                 f"\nNo longer following {self.id}; the pipeline continues. Cancel it with "
                 f"run.cancel(), or `rayjobs pipeline cancel {self.id}`."
             )
@@ -247,7 +248,7 @@ class PipelineRun(JobRun):
             status = view.status
             if printed.get(view.name) != status and status != JobState.QUEUED:
                 printed[view.name] = status
-                self._say(f"[{view.name}] {view.text}")
+                waiting.say(f"[{view.name}] {view.text}")
 
     def cancel(self) -> None:
         """Request the end of all steps; steps that have ended do not change."""
@@ -317,6 +318,8 @@ class StepRun(JobRun):
         if row is None:
             raise NotFoundError(f"{run_id} is not a step of a pipeline", job=run_id)
         self._row = row
+        if row.original is not None:  # a reused step has no files of its own
+            self._files = RunFiles(self._opened, row.original)
 
     @property
     def pipeline_run_id(self) -> str:
@@ -368,8 +371,12 @@ class StepRun(JobRun):
             TimeoutError: it did not end in time.
         """
         if not self._job().state.is_final:
-            self._wait(
-                show_output=show_output, raise_on_error=raise_on_error, timeout_s=timeout_seconds
+            waiting.wait(
+                self._opened,
+                self.id,
+                show_output=show_output,
+                raise_on_error=raise_on_error,
+                timeout_s=timeout_seconds,
             )
         elif raise_on_error:
             attaching.raise_for_end(self._job())
@@ -405,14 +412,11 @@ class StepRun(JobRun):
         return self.get_output(name).get_port_data_reference()
 
     # -- logs, metrics and files of the run that produced them ---------------------------------
-    def _log(self, name: str) -> str:
-        return self.original._logs().read(name).decode("utf-8", "replace")
-
     def get_stdout_log(self) -> str:
         """Return the script's output (rank 0), stdout and stderr combined."""
-        names = self.original._logs().names()
-        first = next((one for one in names if "driver_log" in one), None)
-        return "" if first is None else self._log(first)
+        logs = self._files.logs
+        first = next((one for one in logs.names() if "driver_log" in one), None)
+        return "" if first is None else logs.read(first).decode("utf-8", "replace")
 
     def get_stderr_log(self) -> str:
         """Return the same as `get_stdout_log`: both streams go to one log, as they are written."""
@@ -425,12 +429,6 @@ class StepRun(JobRun):
             for event in self._store.events(self.original.id)
         )
 
-    def get_all_logs(self, destination: str | None = None) -> Sequence[str]:
-        """Download all logs; return the paths."""
-        if self._row.original is None:
-            return JobRun.get_all_logs(self, destination)
-        return self.original.get_all_logs(destination)
-
     def get_metrics(
         self,
         name: str | None = None,
@@ -442,18 +440,6 @@ class StepRun(JobRun):
         if self._row.original is None:
             return JobRun.get_metrics(self, name, recursive, run_type, populate)
         return self.original.get_metrics(name, recursive, run_type, populate)
-
-    def get_file_names(self) -> Sequence[str]:
-        """Return the names of the stored files."""
-        if self._row.original is None:
-            return JobRun.get_file_names(self)
-        return self.original.get_file_names()
-
-    def _fetch(self, name: str, target: Path) -> None:
-        if self._row.original is None:
-            JobRun._fetch(self, name, target)
-        else:
-            self.original._fetch(name, target)
 
 
 def step_run(experiment: Experiment, job_id: str) -> StepRun:

@@ -343,7 +343,7 @@ def test_a_factory_makes_the_handles_of_its_type(
 def test_two_writers_at_the_same_nanosecond_lose_nothing(
     run: InteractiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayjobs.api.run.time.time_ns", lambda: 5)
+    monkeypatch.setattr("rayjobs.results.run_metrics.time.time_ns", lambda: 5)
     for value in range(3):
         run.log("x", value)
     assert run.get_metrics() == {"x": [0, 1, 2]}
