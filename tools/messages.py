@@ -148,7 +148,8 @@ def text() -> str:
     ]
     parts = [
         HEAD.strip(),
-        "## Calls of a node's agent\n\nThe engine makes them; `rayjobs/protocol/calls.py`.\n\n"
+        "## Calls of a node's agent\n\nThe engine makes them; the agent of an attempt's first node "
+        "makes `start_daemon`.\nThey are in `rayjobs/protocol/calls.py`.\n\n"
         "| call | request | answer |\n|---|---|---|\n" + "\n".join(of_calls),
         "## Operations of a target's wake socket\n\nEach request is a "
         "[TargetRequest](#targetrequest); `rayjobs/target/answers.py`.\n\n"

@@ -227,8 +227,7 @@ class MpiStarter(HostExtras):
     def _relayed(self, errors: Mapping[int, str]) -> None:
         self._is_relayed = True
         for index, (_, asker) in self._remote.items():
-            error = errors.get(index)
-            self._server.answer(asker, refusal(error) if error else Answer())
+            self._server.answer(asker, refusal(errors[index]) if index in errors else Answer())
 
     def _daemon(self, command: str) -> Answer:
         if self._launcher is not None:

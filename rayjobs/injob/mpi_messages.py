@@ -25,7 +25,7 @@ class MpiRequest(Message):
         env: Variables that give a rank its identity in MPI.
         node: Name of the node of a "remote".
         command: Command line of a "remote" or "daemon".
-        errors: By node number: why the node could not start its command.
+        errors: By number of each node that could not start its command: why, as a sentence.
     """
 
     op: str

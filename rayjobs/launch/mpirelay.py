@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from rayjobs.injob.answers import Answer
+from rayjobs.injob.answers import Answer, refusal
 from rayjobs.injob.mpi_messages import MpiRequest, Relayed
 from rayjobs.injob.plan import Peer, Relay
 from rayjobs.launch.hoststart import ask
@@ -21,24 +21,23 @@ ANSWER_S = 60.0
 LISTEN_S = 3600.0  # then the relay asks again
 PAUSE_S = 0.2
 
-# (another node, orted's command) → why it did not start; empty if it started.
-StartDaemon = Callable[[Peer, str], Awaitable[str]]
+# (another node, orted's command) → whether its host has started it.
+Start = Callable[[Peer, str], Awaitable[Answer]]
 
 
-async def start_daemon(socket: str, command: str) -> str:
-    """Have the attempt host at `socket` start orted; return why it did not, or "" if it did."""
+async def start_daemon(socket: str, command: str) -> Answer:
+    """Have the attempt host at `socket` start orted; return its answer, or why there is none."""
     try:
         request = MpiRequest("daemon", command=command)
-        answer = await ask(socket, request, Answer, timeout_s=ANSWER_S)
+        return await ask(socket, request, Answer, timeout_s=ANSWER_S)
     except (OSError, TimeoutError, ValueError) as error:
-        return f"the attempt host cannot be asked to start orted: {error!r}"
-    return answer.error
+        return refusal(f"the attempt host cannot be asked to start orted: {error!r}")
 
 
-async def relay(of: Relay, start: StartDaemon) -> None:
+async def relay(of: Relay, start: Start) -> None:
     """Wait until mpirun has requested all other nodes, have them started, and report to mpirun.
 
-    Returns early if the host ends. This passes errors of `start` to mpirun, which then ends.
+    Returns early if the host ends. This passes refusals of `start` to mpirun, which then ends.
     """
     peers = {peer.node: peer for peer in of.peers}
     while True:
@@ -54,7 +53,9 @@ async def relay(of: Relay, start: StartDaemon) -> None:
         if requested.over or not commands:
             return
         answers = await asyncio.gather(*(start(peers[node], commands[node]) for node in commands))
-        errors = {node: error for node, error in zip(commands, answers, strict=True) if error}
+        errors = {
+            node: one.error for node, one in zip(commands, answers, strict=True) if not one.ok
+        }
         try:
             done = MpiRequest("relayed", errors=errors)
             await ask(of.socket, done, Answer, timeout_s=ANSWER_S)

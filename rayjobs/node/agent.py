@@ -28,12 +28,6 @@ class NodeAgent:
         """
         return await self._service.call(method, message)
 
-    async def start_daemon(self, socket: str, command: str) -> str:
-        """Have an attempt host of this node start orted; return why it did not, or "" if it did."""
-        from rayjobs.launch import mpirelay
-
-        return await mpirelay.start_daemon(socket, command)
-
     async def leave(self) -> None:
         """End this actor, which has refused new work since `NodeService.has_left`."""
         import ray

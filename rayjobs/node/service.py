@@ -17,6 +17,8 @@ from rayjobs.core.logs import set_up_logging
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.version import __version__
 from rayjobs.injob import open_files
+from rayjobs.injob.answers import Answer as HostAnswer
+from rayjobs.injob.answers import refusal
 from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.lease import boot_clock_s
 from rayjobs.injob.plan import Peer
@@ -36,6 +38,7 @@ from rayjobs.protocol.calls import (
     Asked,
     Call,
     Cleaned,
+    DaemonStarted,
     Nothing,
     Port,
     Renew,
@@ -45,6 +48,7 @@ from rayjobs.protocol.calls import (
     Silence,
     Stacks,
     Stalled,
+    StartDaemon,
     Stop,
     Sweep,
     Swept,
@@ -102,6 +106,7 @@ class NodeService:
                 self._answering(calls.CLEAN, self._clean),
                 self._answering(calls.UNCLEANED, self._uncleaned),
                 self._answering(calls.SWEEP, self._sweep),
+                self._answering(calls.START_DAEMON, self._start_daemon),
             )
         )
 
@@ -185,17 +190,23 @@ class NodeService:
                 one.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
 
-    async def _start_daemon_elsewhere(self, peer: Peer, command: str) -> str:
+    async def _start_daemon(self, request: StartDaemon) -> DaemonStarted:
+        answer = await mpirelay.start_daemon(request.socket, request.command)
+        return DaemonStarted(answer.ok, answer.error)
+
+    async def _start_daemon_elsewhere(self, peer: Peer, command: str) -> HostAnswer:
         if peer.node_id == self._node_id:
             return await mpirelay.start_daemon(peer.socket, command)
         import ray
 
-        name = agent_name(self._target, peer.node_id)
+        name, method = agent_name(self._target, peer.node_id), calls.START_DAEMON
+        message = StartDaemon(peer.socket, command).to_json()
         try:
             other = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
-            return str(await other.start_daemon.remote(peer.socket, command))
+            found = method.answer.from_json(await other.call.remote(method.name, message))
         except (ValueError, ray.exceptions.RayError) as error:
-            return f"the agent of node {peer.node} cannot be reached: {error}"
+            return refusal(f"the agent of node {peer.node} cannot be reached: {error}")
+        return HostAnswer(found.is_started, found.why_not)
 
     async def _stop(self, request: Stop) -> Nothing:
         await self._node.stop(request.on, request.cause, grace_s=request.grace_s)

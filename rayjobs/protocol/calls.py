@@ -1,4 +1,4 @@
-"""The calls of the engine to a node's agent: one request message and one answer message each."""
+"""The calls to a node's agent: one request message and one answer message each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayjobs.protocol.settled import Settled
 
 # Incremented when an agent of an earlier version would misread a changed call: nodes then get new
 # agents.
-PROTOCOL = 2
+PROTOCOL = 3
 
 Asked = TypeVar("Asked", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
@@ -154,6 +154,31 @@ class Swept(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class StartDaemon(Message):
+    """Have an attempt's host start orted, which mpirun on another node requested.
+
+    Attributes:
+        socket: Where the host listens for requests of MPI.
+        command: The command line of orted.
+    """
+
+    socket: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonStarted(Message):
+    """Whether the host has started orted.
+
+    Attributes:
+        why_not: Why it has not, as a sentence; empty if it has.
+    """
+
+    is_started: bool
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Call(Generic[Asked, Answer]):
     """One kind of call: its name, and the classes of its request and its answer."""
 
@@ -188,3 +213,5 @@ CLEAN = Call("clean", AttemptOnNode, Cleaned)
 # Find and remove the folders of ended attempts.
 UNCLEANED = Call("uncleaned", Nothing, UncleanedFolders)
 SWEEP = Call("sweep", Sweep, Swept)
+# From the agent of an attempt's first node to those of its other nodes.
+START_DAEMON = Call("start_daemon", StartDaemon, DaemonStarted)

@@ -18,6 +18,7 @@ import pytest
 
 from rayjobs.core.failures import Failure
 from rayjobs.environments.horovod import builds
+from rayjobs.injob.answers import Answer
 from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.identity import Identity, identity_of
 from rayjobs.injob.outcomes import Outcome
@@ -101,7 +102,7 @@ class MpiAttempt:
             yield
             return
 
-        async def start(peer: Peer, text: str) -> str:
+        async def start(peer: Peer, text: str) -> Answer:
             return await mpirelay.start_daemon(peer.socket, text)
 
         def work() -> None:
