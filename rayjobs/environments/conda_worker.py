@@ -1,8 +1,8 @@
 """Solves and installs conda packages with py-rattler: one task per process.
 
-``python -I conda_worker.py TASK.json`` writes its answer as JSON to the path that the task names
-and ends with `os._exit`, because the library's threads may abort an interpreter that exits
-normally. Uses only the standard library and py-rattler.
+``python -I conda_worker.py TASK.json`` reads a `CondaTask`, creates its file `done` at the end and
+ends with `os._exit`, because the library's threads may abort an interpreter that exits normally.
+Uses only the standard library, py-rattler and messages of rayjobs.
 """
 
 from __future__ import annotations
@@ -16,65 +16,70 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    # Run by its path and with -I, so a folder that PYTHONPATH added is not on the module path.
+    _package_home = str(Path(__file__).resolve().parents[2])
+    if _package_home not in sys.path:
+        sys.path.append(_package_home)
+
+from rayjobs.environments.conda_task import CondaTask, CondaWork
+
 PLATFORM = "linux-64"
-NOT_INSTALLED = "py-rattler is not installed"
+NOT_INSTALLED = 3  # its exit code if py-rattler is not installed
 _BUILD = re.compile(r"[^\s=<>!~\[]+=[^\s=]+=[^\s=]+")  # NAME=VERSION=BUILD
 _SOLVE_TIMEOUT = timedelta(minutes=10)
 _LOOK_S = 0.5
 
 
-async def solve(task: dict[str, Any]) -> dict[str, Any]:
-    """Write a lock file for specifications; return the version of Python."""
+async def solve(task: CondaTask) -> None:
+    """Write a lock file for specifications."""
     import rattler
     from rattler.lock import LockChannel, LockFile, LockPlatform
 
     solving = rattler.solve(
-        task["channels"],
+        list(task.channels),
         # `conda env export` writes this form, which the strict parser refuses.
-        [rattler.MatchSpec(one) if _BUILD.fullmatch(one) else one for one in task["specs"]],
+        [rattler.MatchSpec(one) if _BUILD.fullmatch(one) else one for one in task.specs],
         platforms=["linux-64", "noarch"],
         virtual_packages=rattler.VirtualPackage.detect(rattler.VirtualPackageOverrides.from_env()),
-        gateway=rattler.Gateway(cache_dir=Path(task["cache"])),
+        gateway=rattler.Gateway(cache_dir=Path(task.cache)),
         timeout=_SOLVE_TIMEOUT,
     )
     # The library itself waits for an index forever.
-    records = await _within(solving, Seen(), float(task["index_s"]), "the index of a channel")
+    records = await _within(solving, Seen(), task.index_s, "the index of a channel")
     platform = LockPlatform(PLATFORM)
     lock = LockFile([platform])
-    lock.set_channels("default", [LockChannel(one) for one in task["channels"]])
+    lock.set_channels("default", [LockChannel(one) for one in task.channels])
     for record in sorted(records, key=lambda one: one.name.normalized):
         lock.add_conda_package("default", platform, record)
-    lock.to_path(Path(task["lock"]))
-    versions = [str(one.version) for one in records if one.name.normalized == "python"]
+    lock.to_path(Path(task.lock))
     say(f"solved: {len(records)} packages")
-    return {"python": versions[0] if versions else None, "packages": len(records)}
 
 
-async def install(task: dict[str, Any]) -> dict[str, Any]:
+async def install(task: CondaTask) -> None:
     """Install a lock file's packages into a prefix."""
     import rattler
 
-    records = _records(task["lock"])
+    records = _records(task.lock)
     for record in records:
         _check(record.url, record.sha256)
     say(f"installing {len(records)} packages")
     seen = Seen()
     installing = rattler.install(
         records,
-        target_prefix=task["prefix"],
-        cache_dir=Path(task["cache"]),
+        target_prefix=task.prefix,
+        cache_dir=Path(task.cache),
         show_progress=False,
-        execute_link_scripts=bool(task["link_scripts"]),
+        execute_link_scripts=task.link_scripts,
         reporter=_reporter(len(records), seen),
     )
-    await _within(installing, seen, float(task["stall_s"]), "a package")
-    _compile(Path(task["prefix"]))
-    return {"packages": len(records)}
+    await _within(installing, seen, task.stall_s, "a package")
+    _compile(Path(task.prefix))
 
 
 def _compile(prefix: Path) -> None:
@@ -87,13 +92,13 @@ def _compile(prefix: Path) -> None:
         compileall.compile_dir(folder, quiet=2)  # a file for another version is not an error
 
 
-async def fetch(task: dict[str, Any]) -> dict[str, Any]:
+async def fetch(task: CondaTask) -> None:
     """Make a channel from the packages of a lock file: their archives and an index."""
     import rattler
     from rattler.index import index_fs
     from rattler.package_streaming import download_to_path
 
-    channel, records = Path(task["channel"]), _records(task["lock"])
+    channel, records = Path(task.channel), _records(task.lock)
     client = rattler.Client.authenticated_client()
     for subdir in (PLATFORM, "noarch"):
         (channel / subdir).mkdir(parents=True, exist_ok=True)
@@ -103,12 +108,18 @@ async def fetch(task: dict[str, Any]) -> dict[str, Any]:
             shutil.copyfile(record.url.removeprefix("file://"), target)
         else:
             loading = download_to_path(client, record.url, target)
-            await _within(loading, Seen(target), float(task["stall_s"]), record.url)
+            await _within(loading, Seen(target), task.stall_s, record.url)
         _check(str(target), record.sha256)
         if done == len(records) or done % 10 == 0:
             say(f"fetched {done} of {len(records)} packages")
     await index_fs(channel, write_zst=False, write_shards=False)
-    return {"packages": len(records)}
+
+
+_WORK: dict[CondaWork, Callable[[CondaTask], Coroutine[Any, Any, None]]] = {
+    CondaWork.SOLVE: solve,
+    CondaWork.INSTALL: install,
+    CondaWork.FETCH: fetch,
+}
 
 
 class Seen:
@@ -210,19 +221,17 @@ def say(text: str) -> None:
 
 
 def main(path: str) -> int:
-    """Run one task; return the exit code, which is 3 if py-rattler is not installed."""
-    task = json.loads(Path(path).read_text())
+    """Run one task; return the exit code."""
+    task = CondaTask.from_json(json.loads(Path(path).read_text()))
     try:
-        answer = asyncio.run({"solve": solve, "install": install, "fetch": fetch}[task["do"]](task))
+        asyncio.run(_WORK[task.work](task))
     except ImportError as error:
-        say(f"error: {NOT_INSTALLED}: {error}")
-        return 3
+        say(f"error: py-rattler is not installed: {error}")
+        return NOT_INSTALLED
     except Exception as error:  # of any type: only the text matters
         say(f"error: {type(error).__name__}: {error}")
         return 1
-    fresh = Path(task["answer"] + ".new")
-    fresh.write_text(json.dumps(answer))
-    fresh.replace(task["answer"])
+    Path(task.done).touch()
     return 0
 
 

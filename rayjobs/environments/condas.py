@@ -15,11 +15,13 @@ import re
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.environments import conda_worker
+from rayjobs.environments.conda_task import CondaTask, CondaWork
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.spec.text import write_yaml
 
@@ -131,7 +133,8 @@ class Conda:
             return f"{json.dumps([asked.command, asked.specs, asked.channels])}\n"
         made = self._tmp / "conda.lock"
         channels = [self._here(one) for one in asked.channels]
-        task = {"do": "solve", "channels": channels, "specs": asked.specs, "lock": str(made)}
+        task = self._task(CondaWork.SOLVE, made)
+        task = replace(task, channels=tuple(channels), specs=asked.specs)
         try:
             await self._work(task, "the conda packages cannot be solved")
             return self._anywhere(made.read_text())
@@ -149,9 +152,10 @@ class Conda:
             return await self._by_command(asked, lock, prefix, doing)
         kept = self._tmp / "conda.lock"
         kept.write_text(self._here(lock))
-        task = {"do": "install", "lock": str(kept), "prefix": str(prefix)}
+        task = self._task(CondaWork.INSTALL, kept)
+        task = replace(task, prefix=str(prefix), link_scripts=asked.link_scripts)
         try:
-            await self._work({**task, "link_scripts": asked.link_scripts}, doing)
+            await self._work(task, doing)
         finally:
             kept.unlink(missing_ok=True)
         await asyncio.to_thread(self._note_use, lock)
@@ -165,7 +169,7 @@ class Conda:
         """
         kept = self._tmp / "conda.lock"
         kept.write_text(self._here(lock))
-        task = {"do": "fetch", "lock": str(kept), "channel": str(channel)}
+        task = replace(self._task(CondaWork.FETCH, kept), channel=str(channel))
         try:
             await self._work(task, "the conda packages cannot be fetched")
         finally:
@@ -177,17 +181,31 @@ class Conda:
     def _anywhere(self, text: str) -> str:
         return text.replace(self._sources, SOURCES)
 
-    async def _work(self, task: dict[str, Any], doing: str) -> None:
-        file, answer = self._tmp / "conda-task.json", self._tmp / "conda-answer.json"
-        answer.unlink(missing_ok=True)
-        own = {"cache": str(self._cache), "answer": str(answer)}
-        file.write_text(json.dumps({**task, **own, "stall_s": STALL_S, "index_s": INDEX_S}))
+    def _task(self, work: CondaWork, lock: Path) -> CondaTask:
+        """Return a task without the fields of its kind of work."""
+        return CondaTask(
+            work,
+            str(lock),
+            cache=str(self._cache),
+            done=str(self._tmp / "conda-done"),
+            stall_s=STALL_S,
+            index_s=INDEX_S,
+        )
+
+    async def _work(self, task: CondaTask, doing: str) -> None:
+        # `rayjobs env` reads locks with this module, and builds nothing.
+        from rayjobs.environments.building import ProgramFailedError
+
+        file, done = self._tmp / "conda-task.json", Path(task.done)
+        done.unlink(missing_ok=True)
+        file.write_text(json.dumps(task.to_json()))
         try:
             await self._run([sys.executable, "-I", conda_worker.__file__, str(file)], doing)
         except PrepareError as error:
-            if answer.exists():
+            if done.exists():
                 return  # the task was complete before the process failed
-            if any(conda_worker.NOT_INSTALLED in line for line in error.lines):
+            status = error.status if isinstance(error, ProgramFailedError) else None
+            if status == conda_worker.NOT_INSTALLED:
                 raise PrepareError(
                     "conda packages need py-rattler on the target's nodes: install rayjobs[conda] "
                     "there, or name a program with `conda_command`",
@@ -197,8 +215,9 @@ class Conda:
             raise
         finally:
             file.unlink(missing_ok=True)
-        if not answer.exists():
-            raise PrepareError(f"{doing}: the program gave no answer", failure_class="system")
+        if not done.exists():
+            text = f"{doing}: the program ended before it was done"
+            raise PrepareError(text, failure_class="system")
 
     def _note_use(self, lock: str) -> None:
         """Mark packages of the cache as used, so that they are not pruned."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.core.failures import FailureClass
 from rayjobs.environments import conda_worker, condas
 from rayjobs.environments.cache import RECORD, Cache
+from rayjobs.environments.conda_task import CondaTask, CondaWork
 from tests.support.conda_channel import VERSION, Channel
 from tests.support.wheels import make_wheel
 from tests.unit.environments.conftest import Builder
@@ -189,8 +191,32 @@ def test_without_py_rattler_the_remedy_is_named(
         )
     )
     monkeypatch.setattr(conda_worker, "__file__", str(absent))
-    with pytest.raises(PrepareError, match=r"rayjobs\[conda\]"):
+    with pytest.raises(PrepareError, match=r"rayjobs\[conda\]") as caught:
         builder.build(conda=["tiny-tool"], channels=[channel.url])
+    assert caught.value.is_permanent
+
+
+def test_the_words_of_another_failure_do_not_ask_for_py_rattler(
+    builder: Builder, channel: Channel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only the worker's exit code says that py-rattler is missing."""
+    failing = tmp_path / "worker.py"
+    failing.write_text("print('error: py-rattler is not installed')\nraise SystemExit(1)\n")
+    monkeypatch.setattr(conda_worker, "__file__", str(failing))
+    with pytest.raises(PrepareError, match="cannot be solved: py-rattler is not") as caught:
+        builder.build(conda=["tiny-tool"], channels=[channel.url])
+    assert not caught.value.is_permanent
+
+
+def test_worker_finds_rayjobs_that_is_not_installed_in_its_interpreter(tmp_path: Path) -> None:
+    """With -I it ignores PYTHONPATH, by which its agent may have found rayjobs."""
+    done = tmp_path / "done"
+    task = CondaTask(CondaWork.FETCH, "none", str(tmp_path), str(done), stall_s=1.0, index_s=1.0)
+    (tmp_path / "task.json").write_text(json.dumps(task.to_json()))
+    words = [sys.executable, "-I", "-S", str(WORKER), str(tmp_path / "task.json")]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    # Without site packages there is no py-rattler either.
+    assert (ended.returncode, done.exists()) == (conda_worker.NOT_INSTALLED, False), ended.stderr
 
 
 def test_requested_python_is_used() -> None:
