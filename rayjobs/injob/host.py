@@ -457,10 +457,10 @@ def _extras_of(plan: LaunchPlan, starter: Starter) -> HostExtras:
         from rayjobs.injob.gloo_ranks import GlooHelper
 
         return GlooHelper(starter, settings)
-    if kind == plans.HEAD_START:
-        from rayjobs.injob.rank0_first import HeadStart
+    if kind == plans.RANK_ZERO_FIRST:
+        from rayjobs.injob.rank0_first import RankZeroFirst
 
-        return HeadStart(starter, settings)
+        return RankZeroFirst(starter, settings)
     raise ValueError(
         f"the plan requests {kind!r}, which this version does not support; use the "
         f"same rayjobs on every node"

@@ -20,7 +20,7 @@ SUPPORTED_VERSION = 1
 # Extra work of a host.
 MPI = "mpi"
 HOROVOD_GLOO = "horovod-gloo"
-HEAD_START = "head-start"
+RANK_ZERO_FIRST = "head-start"
 
 
 class PlanError(ValueError):

@@ -18,7 +18,7 @@ from rayjobs.injob.starter import Starter
 LOOK_S = 0.002
 
 
-class HeadStart(HostExtras):
+class RankZeroFirst(HostExtras):
     """Releases rank 0 first, and the others once it listens or a short time has passed."""
 
     def __init__(self, starter: Starter, settings: ExtrasPlan) -> None:

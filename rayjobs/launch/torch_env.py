@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rayjobs.injob.plan import HEAD_START, ExtrasPlan, LaunchPlan
+from rayjobs.injob.plan import RANK_ZERO_FIRST, ExtrasPlan, LaunchPlan
 from rayjobs.launch.plan import AttemptContext, PlannedNode, host_plan
 from rayjobs.spec.model import JobSpec
 
@@ -35,7 +35,7 @@ class TorchLauncher:
         extras: ExtrasPlan | None = None
         if context.master_port is not None and spec.distribution.world_size > 1:
             extras = ExtrasPlan(
-                HEAD_START,
+                RANK_ZERO_FIRST,
                 port=context.master_port if here else None,
                 most_s=MOST_S if here else ELSEWHERE_S,
             )
