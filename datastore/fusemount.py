@@ -115,7 +115,7 @@ class ReadOnlyFiles(mfusepy.Operations):
         if flags & (os.O_WRONLY | os.O_RDWR):
             raise mfusepy.FuseOSError(errno.EROFS)
         self._fetch_ahead(self._tree.order[path])
-        return self._told(entry, lambda: self._open(entry))
+        return self._recording_errors(entry, lambda: self._open(entry))
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         """Return bytes of an open file."""
@@ -147,7 +147,7 @@ class ReadOnlyFiles(mfusepy.Operations):
             return os.open(check_local(entry, backend), os.O_RDONLY | os.O_CLOEXEC)
         return self._cache.open(entry, backend)
 
-    def _told(self, entry: FileEntry, work: Callable[[], int]) -> int:
+    def _recording_errors(self, entry: FileEntry, work: Callable[[], int]) -> int:
         try:
             return work()
         except DatastoreError as error:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 LEARN_AGAIN_S = 30.0
 LEARN_UNKNOWN_S = 2.0
 # How often, at most, to estimate all waiting jobs while some have no estimate.
-FORETELL_S = 2.0
+ESTIMATE_S = 2.0
 # How often to check recorded predictions again; they are rewritten if they moved by more than a
 # minute, or by more than this part of the wait.
 AGAIN_S = 10.0
@@ -46,7 +46,7 @@ class Forecasts:
         self._learned_s = float("-inf")
         self._seen: frozenset[str] = frozenset()
         self._predicted: dict[str, float] = {}  # key → the predicted start, seconds since 1970
-        self._foretold_s = float("-inf")
+        self._estimated_s = float("-inf")
 
     async def usual(
         self, entries: Set[tuple[str, str]], served: Sequence[Served]
@@ -85,10 +85,10 @@ class Forecasts:
             key: at for key, at in self._predicted.items() if key in decisions.by_key
         }
         now_s = self._clock.monotonic_s()
-        due_s = AGAIN_S if self._seen.issuperset(decisions.queue) else FORETELL_S
-        if not decisions.queue or now_s - self._foretold_s < due_s:
+        due_s = AGAIN_S if self._seen.issuperset(decisions.queue) else ESTIMATE_S
+        if not decisions.queue or now_s - self._estimated_s < due_s:
             return
-        self._foretold_s, self._seen = now_s, frozenset(decisions.queue)
+        self._estimated_s, self._seen = now_s, frozenset(decisions.queue)
         now = self._clock.now()
         news: dict[str, tuple[Served, list[Prediction]]] = {}
         # On a thread: it takes long with many waiting jobs. `decisions` keeps the result.

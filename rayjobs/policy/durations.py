@@ -12,11 +12,11 @@ from rayjobs.policy.records import OVERHEAD_S, Running, Waiting
 HISTORY, SCRIPT, LIMITS, ELAPSED, UNKNOWN = "history", "script", "limit", "elapsed", "unknown"
 OUTRUN = "outrun"
 # How long a job must have run before its running time is meaningful.
-TELLING_ELAPSED_S = 10.0
+INFORMATIVE_ELAPSED_S = 10.0
 # The minimum running time assumed for a job without any history.
 LEAST_GUESS_S = 60.0
 # A longer limit is only there to stop hanging jobs: it does not predict the running time.
-TELLING_LIMIT_S = 2 * 86_400.0
+INFORMATIVE_LIMIT_S = 2 * 86_400.0
 
 
 def latest_end_s(job: Running, now_s: float) -> float:
@@ -55,7 +55,7 @@ def likely_end_s(job: Running, now_s: float) -> tuple[float, str]:
     return (now_s + left_s, LIMITS) if left_s <= guess_s else (now_s + guess_s, ELAPSED)
 
 
-def told_end_s(job: Running, now_s: float) -> tuple[float | None, str]:
+def predicted_end_s(job: Running, now_s: float) -> tuple[float | None, str]:
     """Return the end of a running job that users are shown, and the basis.
 
     Like `likely_end_s`, but None if that is only a guess: the policy must assume something about a
@@ -66,9 +66,9 @@ def told_end_s(job: Running, now_s: float) -> tuple[float | None, str]:
         return at_s, basis
     elapsed_s = 0.0 if job.started_s is None else now_s - job.started_s
     limit_s = math.inf if job.max_duration_s is None else job.max_duration_s
-    if elapsed_s >= TELLING_ELAPSED_S:
+    if elapsed_s >= INFORMATIVE_ELAPSED_S:
         return now_s + min(elapsed_s, max(0.0, limit_s - elapsed_s) + job.grace_s), ELAPSED
-    if limit_s <= TELLING_LIMIT_S:  # as for waiting jobs
+    if limit_s <= INFORMATIVE_LIMIT_S:  # as for waiting jobs
         return now_s + limit_s - elapsed_s, LIMITS
     return None, UNKNOWN
 
@@ -78,7 +78,7 @@ def likely_duration_s(job: Waiting) -> tuple[float | None, str]:
     limit_s = math.inf if job.max_duration_s is None else job.max_duration_s
     if job.expected_s is not None:
         return min(job.expected_s, limit_s), job.expected_basis
-    if limit_s <= TELLING_LIMIT_S:
+    if limit_s <= INFORMATIVE_LIMIT_S:
         return limit_s, LIMITS
     return None, ""
 

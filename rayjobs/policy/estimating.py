@@ -17,8 +17,8 @@ from rayjobs.policy.durations import (
     SCRIPT,
     UNKNOWN,
     likely_duration_s,
+    predicted_end_s,
     source_of,
-    told_end_s,
 )
 from rayjobs.policy.records import Rule, Running, Waiting
 from rayjobs.policy.reserving import with_capacity_of
@@ -91,7 +91,7 @@ class _Play:
         """Return the estimates of the first `depth` jobs."""
         decisions, found = self.decisions, dict[str, tuple[float, str]]()
         for one in decisions.situation.running:
-            at_s, basis = told_end_s(one, self.now_s)
+            at_s, basis = predicted_end_s(one, self.now_s)
             if at_s is not None:
                 heapq.heappush(self.ends, (at_s, one.key, basis, one))
         for start in decisions.starts:

@@ -42,7 +42,7 @@ class TuneSampler:
         self._searcher = searcher
         self._goal = goal
         self._suggested: dict[int, dict[str, Any]] = {}
-        self._told: set[int] = set()
+        self._completed: set[int] = set()
 
     def suggest(self, trial_number: int) -> dict[str, Any] | None:
         """Return the parameters of a trial, None if there is nothing left to try."""
@@ -56,9 +56,9 @@ class TuneSampler:
 
     def tell(self, trial_number: int, value: float | None) -> None:
         """Learn a result; None, NaN and infinities count as a trial without one."""
-        if trial_number in self._told or self.suggest(trial_number) is None:
+        if trial_number in self._completed or self.suggest(trial_number) is None:
             return
-        self._told.add(trial_number)
+        self._completed.add(trial_number)
         if value is None or not math.isfinite(value):
             self._searcher.on_trial_complete(str(trial_number), error=True)
         else:
