@@ -32,7 +32,7 @@ from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles, locate, open
 # Made for each attempt, or added by its nodes.
 UNKNOWN = (
     *("socket", "marker", "injob_path"),
-    *("lease_s", "lease_since_s", "raylet", "soft_files", "hold", "views"),
+    *("lease_s", "lease_since_s", "raylet", "soft_files", "containment", "hold", "views"),
 )
 NO_ID = "JOB"  # placeholder for the job's id in a plan
 

@@ -73,8 +73,8 @@ class Host:
         self._signals = HostSignals(self._selector)
         kernel.become_subreaper()
         exit_record.make_reserve(plan.root)
-        self._port_error = self._hold_port()
-        self.tree = Tree.make(plan.marker, plan.hold, use_cgroups=use_cgroups)
+        self._port_error = self._reserve_port()
+        self.tree = Tree.make(plan.marker, plan.containment, use_cgroups=use_cgroups)
         self.memory = MemoryLimit(plan.memory_bytes, self.tree, use_cgroups=use_cgroups)
         self.processes = ProcessLimit(plan.pids_max, self.tree, use_cgroups=use_cgroups)
         self.ending = Ending(
@@ -127,7 +127,7 @@ class Host:
             pids=self.processes.how,
         )
 
-    def _hold_port(self) -> str | None:
+    def _reserve_port(self) -> str | None:
         """Reserve the ranks' rendezvous port until this process ends; return why that failed."""
         if self.plan.master_port is None:
             return None

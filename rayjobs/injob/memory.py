@@ -60,7 +60,7 @@ class MemoryLimit:
         """Watch only: kill the largest process of a tree that is over its limit, and return it."""
         if self.how != "watch" or self.limit_bytes is None:
             return None
-        sizes = {stat: resident_bytes(stat.pid) for stat in self._tree.held()}
+        sizes = {stat: resident_bytes(stat.pid) for stat in self._tree.contained()}
         # The sum counts shared pages once per process; the exact but slower figure is needed only
         # if the sum is too large.
         if sum(sizes.values()) > self.limit_bytes:

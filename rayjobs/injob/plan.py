@@ -6,7 +6,7 @@ import json
 import os
 import re
 from dataclasses import field
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 from rayjobs.injob import interfaces
 from rayjobs.injob.identity import Identity
@@ -197,7 +197,7 @@ class LaunchPlan(Message):
         extras: The host's extra work; None: none.
         umask: Of the ranks and of what they start.
         soft_files: The ranks' soft limit of open files; None: their host's.
-        hold: How the attempt's processes may be contained, see `tree.LEVELS`.
+        containment: How the attempt's processes may be contained, see `tree.LEVELS`.
         views: How the inputs are mounted; None: directly.
         container: The image that the ranks, mpirun and orted run in; None: the node's own files.
     """
@@ -232,19 +232,33 @@ class LaunchPlan(Message):
     extras: Optional[ExtrasPlan] = None
     umask: int = 0o022
     soft_files: Optional[int] = None
-    hold: Tuple[str, ...] = ("cgroup", "scan")
+    containment: Tuple[str, ...] = ("cgroup", "scan")
     views: Optional[Views] = None
     container: Optional[ContainerPlan] = None
     version: int = SUPPORTED_VERSION
 
     @classmethod
     def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Drop the None values of an earlier version, and number its unnumbered ranks."""
+        """Drop the None values of an earlier version, and read what it named or numbered otherwise.
+
+        It named the containment `hold`, and its ranks were not numbered.
+        """
         known = {name: one for name, one in values.items() if one is not None}
+        if "hold" in known:
+            known.setdefault("containment", known.pop("hold"))
         ranks = known.get("ranks")
         if isinstance(ranks, (list, tuple)) and all(isinstance(one, Mapping) for one in ranks):
             known["ranks"] = [{"local_rank": at, **one} for at, one in enumerate(ranks)]
         return known
+
+    def to_json(self) -> Dict[str, Any]:
+        """Return its JSON, with the containment also as `hold`, as hosts of version 0.1.0 read it.
+
+        A warm interpreter of that version may start the host.
+        """
+        values = super().to_json()
+        values["hold"] = values["containment"]
+        return values
 
     @property
     def relay(self) -> Optional[Relay]:
@@ -337,9 +351,12 @@ def _check(plan: LaunchPlan) -> None:
         raise PlanError("the plan is of kind command, but command is empty")
     if plan.kind not in ("script", "command"):
         raise PlanError(f"the plan's kind is {plan.kind!r}; it must be script or command")
-    if not set(plan.hold) <= {"cgroup", "namespace", "scan"}:
-        raise PlanError(f"the plan's hold is {plan.hold!r}; its levels are cgroup, namespace, scan")
-    if plan.container is not None and plan.hold != ("namespace",):
+    if not set(plan.containment) <= {"cgroup", "namespace", "scan"}:
+        raise PlanError(
+            f"the plan's containment is {plan.containment!r}; its levels are cgroup, namespace, "
+            "scan"
+        )
+    if plan.container is not None and plan.containment != ("namespace",):
         raise PlanError("the plan has a container, whose processes only a namespace can contain")
     if not 0 <= plan.umask <= 0o777:
         raise PlanError(f"the plan's umask is {plan.umask}; it must be 0 to 511 (octal 777)")

@@ -17,7 +17,7 @@ LEVELS = (CGROUP, NAMESPACE, SCAN)  # the best first
 _KINDS = {CGROUP: "cgroup2", NAMESPACE: "namespace", SCAN: "subreaper"}
 
 
-class NotHeldError(OSError):
+class NotContainedError(OSError):
     """None of the requested containment methods is available here."""
 
 
@@ -69,7 +69,7 @@ class Tree:
                 available.
 
         Raises:
-            NotHeldError: none of the levels is available here.
+            NotContainedError: none of the levels is available here.
             OSError: the namespace's init cannot be started.
         """
         refused = []
@@ -89,9 +89,9 @@ class Tree:
             tree = Tree(marker, cgroup, holder=os.getpid(), namespace=namespace)
             tree.refused = refused
             return tree
-        raise NotHeldError(
-            f"the attempt's processes are to be held by {' or '.join(levels)}, which this machine "
-            f"does not allow: {'; '.join(refused)}"
+        raise NotContainedError(
+            f"the attempt's processes are to be contained by {' or '.join(levels)}, which this "
+            f"machine does not allow: {'; '.join(refused)}"
         )
 
     @property
@@ -131,11 +131,11 @@ class Tree:
 
     def members(self) -> list[ProcessStat]:
         """Every live process of the tree, found by all methods, without its holder."""
-        found = {stat.pid: stat for stat in self.held()}
+        found = {stat.pid: stat for stat in self.contained()}
         found.update((stat.pid, stat) for stat in marked(self.marker, without=self._not_members()))
         return [stat for _, stat in sorted(found.items())]
 
-    def held(self) -> list[ProcessStat]:
+    def contained(self) -> list[ProcessStat]:
         """The live processes in the cgroup or below the holder: cheaper than `members`."""
         found: dict[int, ProcessStat] = {}
         if self.cgroup is not None:

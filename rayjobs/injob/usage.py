@@ -152,7 +152,7 @@ class Usage:
                 self._cpu_s = used / 1e6
                 return self._cpu_s
         seen: Dict[int, Tuple[int, float]] = {}
-        for one in self._tree.held():
+        for one in self._tree.contained():
             spent_s = _cpu_of(one.pid)
             start, before_s = self._seen.get(one.pid, (one.start_time, 0.0))
             if start != one.start_time:
@@ -173,7 +173,7 @@ class Usage:
                 return max(0, int(text) - idle)
         # Shared pages are divided among their users: ranks share their warm interpreter's pages.
         self._how = "proportional"
-        return sum(proportional_bytes(one.pid) for one in self._tree.held())
+        return sum(proportional_bytes(one.pid) for one in self._tree.contained())
 
     # -- GPUs -------------------------------------------------------------------------------------
     def _read_gpus(self) -> None:

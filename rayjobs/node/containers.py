@@ -463,7 +463,7 @@ class NodeContainers:
         )  # fmt: skip
         return replace(
             plan,
-            hold=("namespace",),
+            containment=("namespace",),
             env=in_image.with_horovod(_variables(plan, variables, gpus, environment), horovod),
             container=ContainerPlan(
                 image=root,

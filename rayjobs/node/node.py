@@ -30,11 +30,11 @@ from rayjobs.launch.plan import resume_variables
 from rayjobs.node import run_server, watch
 from rayjobs.node.collect import Collecting
 from rayjobs.node.containers import NodeContainers
+from rayjobs.node.containment import NodeContainment
 from rayjobs.node.data import NodeData
 from rayjobs.node.ends import KEEP_S, Ends
 from rayjobs.node.environments import NodeEnvironments
 from rayjobs.node.facts import NodeFacts
-from rayjobs.node.hold import NodeHold
 from rayjobs.node.hosts import host_on, read_secrets
 from rayjobs.node.input_views import InputViews
 from rayjobs.node.leases import Launching, require
@@ -77,7 +77,7 @@ class Node:
         workspaces = Workspaces(open_far, shares_disk=settings.shares_disk)
         raylet = None if target == LOCAL else watch.raylet_of_worker()
         self._warm = NodeWarm(self.paths.root, logs / "warm.log", raylet=raylet)
-        self._hold = NodeHold(settings.hold)
+        self._containment = NodeContainment(settings.containment)
         self._views = InputViews(self.paths.root, is_on=settings.input_views)
         self._data = NodeData(self.paths.data_cache, self._views.protection)
         shared = snapshots.NodeSnapshots(self.paths.snapshots)
@@ -110,7 +110,7 @@ class Node:
     def warm_up(self) -> None:
         """Start the warm interpreter in the background, unless it is running."""
         loop = asyncio.get_running_loop()
-        for what_works_here in (self._hold.levels, self._views.protection):
+        for what_works_here in (self._containment.levels, self._views.protection):
             loop.run_in_executor(None, what_works_here)
         self._warm.warm_up()
 
@@ -197,7 +197,7 @@ class Node:
         plan = replace(plan, env=self.environment_of(plan))
         await asyncio.to_thread(openmpi.require, plan)
         await asyncio.to_thread(required.require, plan)
-        return replace(plan, hold=await asyncio.to_thread(self._hold.levels))
+        return replace(plan, containment=await asyncio.to_thread(self._containment.levels))
 
     @staticmethod
     def environment_of(plan: LaunchPlan) -> dict[str, str]:

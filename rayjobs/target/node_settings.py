@@ -10,7 +10,7 @@ from rayjobs.core.errors import UsageError
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.target.local_head import LOCAL
 
-HOLD = "RAYJOBS_HOLD"
+CONTAINMENT = "RAYJOBS_HOLD"
 LINGER = "RAYJOBS_AGENT_LINGER_S"
 SCRATCH = "RAYJOBS_SCRATCH"
 SHARES_DISK = "RAYJOBS_SHARES_DISK"
@@ -29,7 +29,7 @@ class NodeSettings:
     """How an agent behaves, from the environment in which its target was started.
 
     Attributes:
-        hold: ``auto`` (the best containment that the machine allows), or the one that is required:
+        containment: ``auto`` (the best that the machine allows), or the level that is required:
             ``cgroup``, ``namespace`` or ``scan``.
         linger_s: Seconds without an attempt after which the agent ends.
         scratch: The node's own folder for attempts, snapshots and caches, such as a fast local
@@ -41,7 +41,7 @@ class NodeSettings:
         image_most_gib: The size of a container image, unpacked, above which it is refused.
     """
 
-    hold: str = AUTO
+    containment: str = AUTO
     linger_s: float = CLUSTER_LINGER_S
     scratch: Path | None = None
     shares_disk: bool = True
@@ -57,11 +57,11 @@ class NodeSettings:
         """
         from rayjobs.injob.tree import LEVELS  # keepers use this module too, but not the tree
 
-        hold = environment.get(HOLD, "").strip() or AUTO
-        if hold not in (AUTO, *LEVELS):
+        containment = environment.get(CONTAINMENT, "").strip() or AUTO
+        if containment not in (AUTO, *LEVELS):
             raise UsageError(
-                f"{HOLD} is {hold!r}; it must be one of {AUTO}, {', '.join(LEVELS)}. Correct or "
-                f"unset it."
+                f"{CONTAINMENT} is {containment!r}; it must be one of {AUTO}, {', '.join(LEVELS)}. "
+                "Correct or unset it."
             )
         default_s = LOCAL_LINGER_S if target == LOCAL else CLUSTER_LINGER_S
         linger_s = _number(environment, LINGER, default_s)
@@ -77,7 +77,7 @@ class NodeSettings:
         if input_views not in ("0", "1"):
             raise UsageError(f"{INPUT_VIEWS} is {input_views!r}; it must be 0 or 1.")
         folder = _scratch(environment)
-        return cls(hold, linger_s, folder, shares_disk == "1", input_views == "1", most_gib)
+        return cls(containment, linger_s, folder, shares_disk == "1", input_views == "1", most_gib)
 
 
 def node_root(home: Path, environment: Mapping[str, str] = os.environ) -> Path:

@@ -24,7 +24,7 @@ def run(way: str, attempt: Attempt, socket: str) -> tuple[int, bytes]:
     """Run an attempt; return its return code, as `subprocess` gives it, and its output."""
     for name in ("log/driver_0.log", "exit.json", "host.json"):
         (attempt.root / name).unlink(missing_ok=True)  # of the previous way
-    attempt.plan["hold"] = ["namespace"] if "namespace" in way else ["cgroup", "scan"]
+    attempt.plan["containment"] = ["namespace"] if "namespace" in way else ["cgroup", "scan"]
     attempt.start_cold() if "cold" in way else attempt.start(socket)
     record = attempt.wait()
     assert (record["tree"] == "namespace") == ("namespace" in way), way

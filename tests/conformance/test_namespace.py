@@ -33,7 +33,9 @@ WAIT = "import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(600)\
 
 
 def test_recorded_pid_is_the_machines_pid_of_the_rank(short_path: Path, warm: str) -> None:
-    attempt = Attempt.make(short_path, WAIT, ranks=2, hold=["namespace"], grace_s=0.2).start(warm)
+    attempt = Attempt.make(short_path, WAIT, ranks=2, containment=["namespace"], grace_s=0.2).start(
+        warm
+    )
     for rank, known in enumerate(attempt.status()["ranks"]):
         attempt.printed("pid", rank)
         inner = int(attempt.log(rank).split()[1])
@@ -52,7 +54,7 @@ def test_rank_sees_only_processes_of_its_own_attempt(short_path: Path, warm: str
         "names = sorted(int(name) for name in os.listdir('/proc') if name.isdigit())\n"
         "print(names == psutil.pids(), os.getpid() in names, len(names), psutil.Process().parent())"
     )
-    attempt = Attempt.make(short_path, source, hold=["namespace"]).start(warm)
+    attempt = Attempt.make(short_path, source, containment=["namespace"]).start(warm)
     assert attempt.wait()["outcome"] == "completed", attempt.log()
     assert attempt.log() == b"True True 2 None\n"
 
@@ -64,7 +66,7 @@ def test_rank_can_be_inspected_from_outside(short_path: Path, warm: str) -> None
         "def in_the_loop():\n    print('in', flush=True)\n    time.sleep(600)\n"
         "in_the_loop()\n"
     )
-    attempt = Attempt.make(short_path, source, hold=["namespace"], grace_s=0.2).start(warm)
+    attempt = Attempt.make(short_path, source, containment=["namespace"], grace_s=0.2).start(warm)
     attempt.printed("in")
     pid = attempt.status()["ranks"][0]["pid"]
     spy = Path(sys.executable).with_name("py-spy")
@@ -89,7 +91,7 @@ def test_node_mounts_are_visible_and_proc_is_private(short_path: Path, warm: str
         (point / "shard").write_text("of the node")
         before = Path("/proc/self/mountinfo").read_text().count(" - proc ")
         source = f"print(open('{point}/shard').read(), open('/proc/self/stat').read().split()[0])"
-        attempt = Attempt.make(short_path, source, hold=["namespace"]).start(warm)
+        attempt = Attempt.make(short_path, source, containment=["namespace"]).start(warm)
         assert attempt.wait()["outcome"] == "completed", attempt.log()
         assert attempt.log().startswith(b"of the node ")
         assert Path("/proc/self/mountinfo").read_text().count(" - proc ") == before
@@ -115,7 +117,7 @@ def test_plain_user_gets_a_namespace_without_extra_rights(short_path: Path, way:
         "print(*[line.split()[1] for line in open('/proc/self/status') if line[:6] == 'CapEff'])\n"
         "print(subprocess.run(['id', '-u'], capture_output=True, text=True).stdout, end='')\n"
     )
-    attempt = Attempt.make(short_path, source, hold=["namespace"])
+    attempt = Attempt.make(short_path, source, containment=["namespace"])
     record = run_as_nobody(attempt, short_path, way)
     assert record["tree"] == "namespace" and record["outcome"] == "completed", attempt.log()
     assert attempt.log().decode().splitlines() == [
@@ -128,13 +130,13 @@ def test_plain_user_gets_a_namespace_without_extra_rights(short_path: Path, way:
 
 def test_successful_script_leaves_nothing(short_path: Path, warm: str) -> None:
     """Off switch: the init counts among the members of the tree."""
-    record = Attempt.make(short_path, "pass", hold=["namespace"]).start(warm).wait()
+    record = Attempt.make(short_path, "pass", containment=["namespace"]).start(warm).wait()
     assert record["outcome"] == "completed"
     assert record["leftovers"] == {"killed": 0, "proven_dead": True, "remaining": []}
 
 
 def test_init_is_gone_after_the_end(short_path: Path, warm: str) -> None:
-    attempt = Attempt.make(short_path, WAIT, hold=["namespace"], grace_s=0.2).start(warm)
+    attempt = Attempt.make(short_path, WAIT, containment=["namespace"], grace_s=0.2).start(warm)
     attempt.printed("pid")
     (init,) = (stat for stat in attempt.members() if stat.comm == "cat")
     attempt.cancel()

@@ -82,14 +82,16 @@ def start(attempt: Attempt, way: str, warm: str) -> Attempt:
     return attempt.start(warm) if way == "warm" else attempt.start_cold()
 
 
-@pytest.mark.parametrize("hold", [["scan"], ["namespace"]], ids=["scan", "namespace"])
+@pytest.mark.parametrize("containment", [["scan"], ["namespace"]], ids=["scan", "namespace"])
 @pytest.mark.parametrize("way", ["cold", "warm"])
 def test_attempt_cannot_change_its_inputs(
-    short_path: Path, warm: str, way: str, hold: list[str]
+    short_path: Path, warm: str, way: str, containment: list[str]
 ) -> None:
     """Off switches: no remount in `Views._close`; no `_show_inputs` in the host."""
     inputs = Inputs(short_path / "data")
-    attempt = Attempt.make(short_path, WRITES, *inputs.paths, hold=hold, views=inputs.views)
+    attempt = Attempt.make(
+        short_path, WRITES, *inputs.paths, containment=containment, views=inputs.views
+    )
     assert start(attempt, way, warm).wait()["outcome"] == "completed", attempt.log()
     assert printed(attempt) == SEEN
     assert inputs.are_as_before()
@@ -114,14 +116,16 @@ def test_all_ranks_of_a_node_share_one_layer(short_path: Path, warm: str) -> Non
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming another user needs root"
 )
-@pytest.mark.parametrize("hold", [["scan"], ["namespace"]], ids=["scan", "namespace"])
+@pytest.mark.parametrize("containment", [["scan"], ["namespace"]], ids=["scan", "namespace"])
 @pytest.mark.parametrize("way", ["cold", "warm"])
 def test_plain_user_gets_the_same_views_without_extra_rights(
-    short_path: Path, way: str, hold: list[str]
+    short_path: Path, way: str, containment: list[str]
 ) -> None:
     """Off switch: no `drop_capabilities` in `Views.enter`."""
     inputs = Inputs(short_path / "data")
-    attempt = Attempt.make(short_path, WRITES, *inputs.paths, hold=hold, views=inputs.views)
+    attempt = Attempt.make(
+        short_path, WRITES, *inputs.paths, containment=containment, views=inputs.views
+    )
     record = run_as_nobody(attempt, short_path, way)
     assert record["outcome"] == "completed", attempt.log()
     assert printed(attempt) == SEEN

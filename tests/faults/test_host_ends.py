@@ -172,7 +172,7 @@ def test_script_that_deletes_its_folder_ends_well(short_path: Path, warm: str) -
     for way in ("warm", "cold", *(["namespace"] if namespaces_work() else [])):
         attempt = Attempt.make(short_path, source)
         if way == "namespace":
-            attempt.plan["hold"] = ["namespace"]
+            attempt.plan["containment"] = ["namespace"]
         record = (attempt.start_cold() if way == "cold" else attempt.start(warm)).wait()
         assert record["outcome"] == "completed" and attempt.log() == b"still here\n"
 

@@ -77,7 +77,7 @@ IN_NAMESPACE = pytest.param(
 def start(attempt: Attempt, way: str, socket: str) -> Attempt:
     """Start warm, cold, held by a namespace (warm), or held by its host alone (cold)."""
     if way == "namespace":
-        attempt.plan["hold"] = ["namespace"]
+        attempt.plan["containment"] = ["namespace"]
     if way in ("warm", "namespace"):
         return attempt.start(socket)
     return attempt.start_cold(RAYJOBS_CGROUPS="1" if way == "cold" else "0")
@@ -175,8 +175,10 @@ def test_a_namespace_ends_everything_when_the_host_is_killed(short_path: Path, w
 
 
 def test_refused_required_containment_is_an_error(short_path: Path) -> None:
-    attempt = Attempt.make(short_path, "pass", hold=["cgroup"])
-    with pytest.raises(WarmError, match="are to be held by cgroup, which this machine does not"):
+    attempt = Attempt.make(short_path, "pass", containment=["cgroup"])
+    with pytest.raises(
+        WarmError, match="are to be contained by cgroup, which this machine does not"
+    ):
         attempt.start_cold(RAYJOBS_CGROUPS="0")
 
 

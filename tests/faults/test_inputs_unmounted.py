@@ -71,14 +71,16 @@ print("bounding set", int(bound[0], 16) >> 21 & 1)
 """
 
 
-@pytest.mark.parametrize("hold", [["scan"], ["namespace"]], ids=["scan", "namespace"])
+@pytest.mark.parametrize("containment", [["scan"], ["namespace"]], ids=["scan", "namespace"])
 @pytest.mark.parametrize("way", ["cold", "warm"])
 def test_root_cannot_unmount_its_inputs(
-    short_path: Path, warm: str, way: str, hold: list[str]
+    short_path: Path, warm: str, way: str, containment: list[str]
 ) -> None:
     inputs = Inputs(short_path / "data")
     arguments = [str(inputs.stored), str(inputs.stored.parent)]
-    attempt = Attempt.make(short_path, ATTACKS, *arguments, hold=hold, views=inputs.views)
+    attempt = Attempt.make(
+        short_path, ATTACKS, *arguments, containment=containment, views=inputs.views
+    )
     started = attempt.start(warm) if way == "warm" else attempt.start_cold()
     assert started.wait()["outcome"] == "completed", attempt.log()
     log = attempt.log().decode()

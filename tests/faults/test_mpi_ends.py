@@ -45,7 +45,7 @@ def start(folder: Path, script: str, warm: str, **shape: int) -> MpiAttempt:
 
 
 def has_namespaces() -> bool:
-    """Whether this machine allows what `hold` = namespace needs."""
+    """Whether this machine allows what `containment` = namespace needs."""
     done = subprocess.run(
         [sys.executable, str(namespace.__file__)], capture_output=True, text=True, check=False
     )
@@ -55,7 +55,7 @@ def has_namespaces() -> bool:
 def test_ranks_in_separate_pid_namespaces_connect(short_path: Path, warm: str) -> None:
     if not has_namespaces():
         pytest.skip("this machine allows no PID namespaces")
-    attempt = MpiAttempt.make(short_path, MEET, nodes=2, processes=2, hold=["namespace"])
+    attempt = MpiAttempt.make(short_path, MEET, nodes=2, processes=2, containment=["namespace"])
     with attempt.start(warm).relayed():
         records = attempt.wait()
     assert [(record["outcome"], record["tree"]) for record in records] == [

@@ -33,7 +33,7 @@ if child:
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.02)
 """
-HOLDS = (["cgroup", "scan"], *([["namespace"]] if namespaces_work() else []))
+CONTAINMENTS = (["cgroup", "scan"], *([["namespace"]] if namespaces_work() else []))
 
 
 class Node:
@@ -57,20 +57,20 @@ class Node:
         )
         return found.identity
 
-    def start(self, folder: Path, go: Path, hold: list[str]) -> Attempt:
+    def start(self, folder: Path, go: Path, containment: list[str]) -> Attempt:
         """Start an attempt that runs until the file `go` is there."""
-        attempt = Attempt.make(folder, WAITS, str(go), hold=hold).start(self.socket)
+        attempt = Attempt.make(folder, WAITS, str(go), containment=containment).start(self.socket)
         assert attempt.cold is None, attempt.cold
         attempt.printed("up")
         return attempt
 
     def begin(
-        self, folder: Path, go: Path, hold: list[str], *, idle_s: float
+        self, folder: Path, go: Path, containment: list[str], *, idle_s: float
     ) -> tuple[Identity, Attempt] | None:
         """Return the interpreter and its attempt; None when it was idle before."""
         warm = self.warm(idle_s=idle_s)
         try:
-            return warm, self.start(folder, go, hold)
+            return warm, self.start(folder, go, containment)
         except hostclient.WarmError:
             return None
 
@@ -82,14 +82,14 @@ def node(short_path: Path) -> Iterator[Node]:
     asyncio.run(hostclient.stop_warm(node.socket))
 
 
-@pytest.mark.parametrize("hold", HOLDS, ids=lambda hold: hold[0])
+@pytest.mark.parametrize("containment", CONTAINMENTS, ids=lambda containment: containment[0])
 @pytest.mark.parametrize("way", ["killed", "idle"])
 def test_the_next_warm_interpreter_starts_while_a_job_of_the_last_one_runs(
-    short_path: Path, node: Node, way: str, hold: list[str]
+    short_path: Path, node: Node, way: str, containment: list[str]
 ) -> None:
     go = short_path / "go"
     first, running = until(
-        lambda: node.begin(short_path, go, hold, idle_s=600.0 if way == "killed" else 1.0),
+        lambda: node.begin(short_path, go, containment, idle_s=600.0 if way == "killed" else 1.0),
         "an attempt that was forked before the interpreter was idle for a second",
     )
     if way == "killed":
@@ -97,7 +97,7 @@ def test_the_next_warm_interpreter_starts_while_a_job_of_the_last_one_runs(
     until(lambda: not hostclient.is_alive(first), "the end of the warm interpreter")
     second = node.warm()
     assert second != first and hostclient.is_alive(second)
-    third = node.start(short_path, go, hold)
+    third = node.start(short_path, go, containment)
     assert {rank["alive"] for rank in running.status()["ranks"]} == {True}
     go.write_text("")
     for attempt in (running, third):
@@ -126,7 +126,7 @@ def test_no_job_process_holds_resources_of_the_warm_interpreter(
 ) -> None:
     node.warm()
     go = short_path / "go"
-    attempt = node.start(short_path, go, list(HOLDS[-1]))
+    attempt = node.start(short_path, go, list(CONTAINMENTS[-1]))
     assert attempt.identity is not None
     files = {
         os.readlink(f"/proc/{pid}/fd/{number}")

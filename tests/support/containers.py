@@ -87,7 +87,7 @@ def in_image(attempt: Attempt, image: Path, *binds: str, **changes: Any) -> Atte
         *({"source": path, "target": path, "read_only": True} for path in (PACKAGE_HOME, *binds)),
         {"source": str(attempt.root), "target": str(attempt.root)},
     ]
-    attempt.plan["hold"] = ["namespace"]
+    attempt.plan["containment"] = ["namespace"]
     attempt.plan["python"] = PYTHON
     attempt.plan["env"] = {**ENV, "HOME": "/root", "USER": "root"}
     attempt.plan["container"] = {

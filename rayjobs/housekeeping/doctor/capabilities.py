@@ -15,7 +15,7 @@ from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
 from rayjobs.injob import cgroups
 from rayjobs.injob.memory import MemoryLimit, remove_cgroups_of
 from rayjobs.injob.tree import CGROUP, NAMESPACE, Tree, find_cgroup, make_cgroup
-from rayjobs.node import hold as nodehold
+from rayjobs.node import containment
 from rayjobs.node.input_views import InputViews
 from rayjobs.target.local_head import LOCAL
 from rayjobs.target.node_settings import SCRATCH, NodeSettings, node_root
@@ -69,7 +69,7 @@ def ending(_context: DoctorContext) -> Iterator[Finding]:
         yield Finding(topic, Level.OK, text, "", {"kind": "cgroup2", "refused": {}})
         return
     refused = {CGROUP: why}
-    why = nodehold.why_no_namespace()
+    why = containment.why_no_namespace()
     if not why:
         text = (
             f"each attempt has a PID namespace, which ends with its host; there is no usable "
@@ -98,7 +98,7 @@ def memory(_context: DoctorContext) -> Iterator[Finding]:
 
 def namespaces(_context: DoctorContext) -> Iterator[Finding]:
     """Whether an attempt can have a PID namespace with a /proc of its own."""
-    why = nodehold.why_no_namespace()
+    why = containment.why_no_namespace()
     if why:
         text = f"PID and mount namespaces cannot be used, so jobs run without them: {why}"
     else:

@@ -32,7 +32,7 @@ from rayjobs.housekeeping.doctor import (
     versions,
 )
 from rayjobs.injob import cgroups
-from rayjobs.node import hold as nodehold
+from rayjobs.node import containment
 from rayjobs.store.schema import VERSION
 from rayjobs.target import local_head, targets
 from rayjobs.target.record import TargetRecord, save_target
@@ -169,12 +169,12 @@ def test_missing_cgroups_name_the_weaker_containment(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayjobs.injob.cgroups.mounts", list)
-    monkeypatch.setattr(nodehold, "why_no_namespace", lambda: "")
+    monkeypatch.setattr(containment, "why_no_namespace", lambda: "")
     held, limit = one(capabilities.ending(context)), one(capabilities.memory(context))
     assert (held.level, held.data["kind"]) == (Level.OK, "namespace")
     assert "no cgroup v2 is mounted" in held.text
     assert (limit.level, limit.data["kind"]) == (Level.WARN, "watch")
-    monkeypatch.setattr(nodehold, "why_no_namespace", lambda: "sysctl says no")
+    monkeypatch.setattr(containment, "why_no_namespace", lambda: "sysctl says no")
     held, other = one(capabilities.ending(context)), one(capabilities.namespaces(context))
     assert (held.level, held.data["kind"]) == (Level.WARN, "subreaper")
     assert "no cgroup v2 is mounted" in held.text and "sysctl says no" in held.text

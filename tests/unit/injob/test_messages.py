@@ -196,8 +196,9 @@ OLD_ORDER = {
 def test_a_plan_of_an_earlier_version_is_read() -> None:
     plan = parse(OLD_PLAN)
     assert plan.raylet == Identity(7, 9, "b")
-    assert (plan.lease_s, plan.lease_since_s, plan.hold) == (90.0, 12.5, ("cgroup", "scan"))
+    assert (plan.lease_s, plan.lease_since_s, plan.containment) == (90.0, 12.5, ("cgroup", "scan"))
     assert parse(plan.to_json()) == plan
+    assert parse({**OLD_PLAN, "hold": ["namespace"]}).containment == ("namespace",)
 
 
 def test_a_host_of_an_earlier_version_reads_a_plan_of_today() -> None:
@@ -205,6 +206,7 @@ def test_a_host_of_an_earlier_version_reads_a_plan_of_today() -> None:
     written = parse(OLD_PLAN).to_json()
     assert {name for name in OLD_PLAN if name not in written} == {"watches_raylet"}
     assert {**OLD_PLAN, **written} == {**written, "watches_raylet": True}
+    assert written["hold"] == written["containment"]
 
 
 def test_launch_request_of_an_earlier_version_is_refused_in_one_sentence() -> None:

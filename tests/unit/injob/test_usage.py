@@ -25,12 +25,12 @@ SMI = "#!/bin/sh\necho '0, GPU-a, 37, 1024'\necho '1, GPU-b, [N/A], 2'\nexec sle
 def host(root: Path, pids: list[int] | None = None, devices: str = "") -> Any:
     """Return what the samples need: a plan, and a tree of real processes."""
 
-    def held() -> list[ProcessStat]:
+    def contained() -> list[ProcessStat]:
         found = [stat_of(pid) for pid in pids or ()]
         return [one for one in found if one is not None]
 
     plan = SimpleNamespace(root=str(root), node=0, env={"CUDA_VISIBLE_DEVICES": devices})
-    tree = SimpleNamespace(cgroup=None, held=held, helpers=set())
+    tree = SimpleNamespace(cgroup=None, contained=contained, helpers=set())
     return plan, tree
 
 

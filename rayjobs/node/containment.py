@@ -18,17 +18,17 @@ log = logging.getLogger(__name__)
 PROBE_S = 60.0
 
 
-class NodeHold:
+class NodeContainment:
     """The containment levels of one node, the best first. Thread-safe."""
 
     def __init__(self, setting: str) -> None:
-        """Use the containment that `NodeSettings.hold` sets."""
+        """Use the containment that `NodeSettings.containment` sets."""
         self._setting = setting
         self._lock = threading.Lock()
         self._levels: tuple[str, ...] | None = None if setting == AUTO else (setting,)
 
     def levels(self) -> tuple[str, ...]:
-        """Return the value of a plan's `hold`. Blocks briefly at its first use."""
+        """Return the value of a plan's `containment`. Blocks briefly at its first use."""
         with self._lock:
             if self._levels is None:
                 refused = why_no_namespace()
