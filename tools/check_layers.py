@@ -1,7 +1,8 @@
 """Checks that imports inside `rayjobs` only go down its layers, and form no cycles.
 
 import-linter does not see imports inside functions of a lazy module, and its `layers` contract may
-leave out typing-only imports; here every import statement counts. The layers are in pyproject.toml
+leave out typing-only imports; here every import statement counts. A module can also be named in a
+string, which is imported or started later: `NAMED` lists these. The layers are in pyproject.toml
 (`[tool.importlinter]`, the contract of type `layers`), from top to bottom; packages in the same
 layer do not import each other.
 """
@@ -9,6 +10,7 @@ layer do not import each other.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -32,6 +34,46 @@ CYCLES = {
     ),
     "a notebook runs as a script does": "azureml: notebooks running",
 }
+# Modules that are named in strings, so that no import statement shows them: why, then each module
+# that names others. The list is exact. What a package's `__init__.py` names of its own modules is not
+# in it: that counts as an import.
+EVERY = "*"
+NAMED = {
+    "a script in a job finds the full package if it is installed there": (
+        "injob.inputs: datastore.inputs",
+        "injob.submitted: api.attempt_workspace",
+    ),
+    "a name of Azure ML is imported when a program asks for it": (
+        "azureml.kinds: api.compute api.run injob.model_requests injob.offline injob.run "
+        "injob.submitted",
+        "injob.azureml.names: api.compute api.conda_dependencies api.configs api.environment "
+        "api.estimators api.experiment api.model api.run api.run_context api.widgets "
+        "api.workspace azureml.authentication azureml.compat azureml.mlflow_names "
+        "azureml.opendatasets azureml.telemetry azureml.tensorboard datastore datastore.refs "
+        "injob.azureml.exceptions injob.offline injob.submitted pipelines tuning tuning.policies "
+        "tuning.samplers",
+    ),
+    "a sentence tells a program what to import first": ("injob.azureml.finder: azureml.install",),
+    "it runs in a process of its own, which `python -m` starts": (
+        "datastore.mountkeeper: datastore.fusemount",
+        "datastore.mounts: datastore.mountkeeper",
+        "target.keeper: engine.starter target.unfinished",
+        "target.revive: target.background_start",
+        "target.starters: engine.starter target.keeper",
+        "target.timekeeper: pipelines.scheduling",
+    ),
+    "a record names the function that drives a sweep; the sweeps actor imports it": (
+        "store.requests: tuning.driver_actor",
+    ),
+    "the kind of a record, or of what is submitted, chooses a class of a package above": (
+        "api.kinds: api.interactive pipelines.runs tuning.runs",
+        "tuning.config: tuning.submitted",
+    ),
+    "processes and pickles of earlier versions have the old names of modules": (
+        f"core.aliases: {EVERY}",
+    ),
+}
+_NAME = re.compile(rf"\b{PACKAGE}(?:\.\w+)+")
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -51,7 +93,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[tuple[int, str]]:
     """Yield line and module of each import of ours, anywhere in the file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             wanted = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -64,14 +106,45 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[tuple[int
         else:
             continue
         for one in wanted:
-            module = one
-            while module and module not in known:
-                module = module.rpartition(".")[0]
+            module = _known(one, known)
             if module.startswith(f"{PACKAGE}."):
                 yield node.lineno, module
             elif module == PACKAGE and one != PACKAGE:
                 # `from rayjobs import Workspace` bypasses the layers.
                 yield node.lineno, one
+
+
+def named(name: str, path: Path, known: dict[str, Path]) -> Iterator[tuple[int, str]]:
+    """Yield line and module of each string that names one of ours; docstrings do not count."""
+    nodes = _nodes(path)
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        if id(node) in docstrings:
+            continue
+        for text in _NAME.findall(node.value):
+            module = _known(text, known)
+            # A logger has the name of its own package.
+            if module != PACKAGE and not f"{name}.".startswith(f"{module}."):
+                yield node.lineno, module
+
+
+@functools.cache
+def _nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def _known(name: str, known: dict[str, Path]) -> str:
+    """Return the module that a dotted name is, or is in; empty if there is none."""
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _is_lazy_import(name: str, path: Path, module: str) -> bool:
+    """Return whether a package names one of its own modules, to import it on first use."""
+    return path.name == "__init__.py" and module.startswith(f"{name}.")
 
 
 def contract(pyproject: Path) -> tuple[dict[str, int], set[str]]:
@@ -110,11 +183,37 @@ def problems(root: Path, pyproject: Path) -> Iterator[str]:
                 yield f"{here}: {module} is {where} {own}"
 
 
+def unlisted_names(root: Path) -> Iterator[str]:
+    """Yield one sentence for each string that names a module and is not in `NAMED`, or no more."""
+    known = modules(root)
+    left = set()
+    for lines in NAMED.values():
+        for line in lines:
+            source, _, targets = line.partition(": ")
+            left |= {(f"{PACKAGE}.{source}", target) for target in targets.split()}
+    every = {source for source, target in left if target == EVERY}
+    found = set()
+    for name, path in known.items():
+        if name == PACKAGE:
+            continue  # its names are imported on first use, from everywhere
+        for line, module in named(name, path, known):
+            if _is_lazy_import(name, path, module):
+                continue
+            edge = (name, EVERY if name in every else module.removeprefix(f"{PACKAGE}."))
+            found.add(edge)
+            if edge not in left:
+                here = f"{path.relative_to(root.parent)}:{line}"
+                yield f"{here}: a string names {module}; import it, or say why in NAMED"
+    for source, target in sorted(left - found):
+        yield f"NAMED in tools/check_layers.py: {source} does not name {target}"
+
+
 def cycles(root: Path) -> Iterator[str]:
     """Yield one sentence for each group of modules that import each other and may not."""
     known = modules(root)
     graph = {
         name: {module for _line, module in imports(name, path, known) if module in known} - {name}
+        | {one for _line, one in named(name, path, known) if _is_lazy_import(name, path, one)}
         for name, path in known.items()
         if name != PACKAGE
     }
@@ -159,11 +258,12 @@ def _components(graph: dict[str, set[str]]) -> Iterator[frozenset[str]]:
 
 def main() -> int:
     """Print the problems; return 1 if there are any."""
-    found = [*problems(ROOT / PACKAGE, ROOT / "pyproject.toml"), *cycles(ROOT / PACKAGE)]
+    root = ROOT / PACKAGE
+    found = [*problems(root, ROOT / "pyproject.toml"), *unlisted_names(root), *cycles(root)]
     for problem in found:
         print(problem)
     if not found:
-        print(f"{len(modules(ROOT / PACKAGE))} modules")
+        print(f"{len(modules(root))} modules")
     return 1 if found else 0
 
 

@@ -12,7 +12,7 @@ from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Sweep
 from rayjobs.spec.file import build_spec
 from rayjobs.spec.model import JobSpec
-from rayjobs.store.requests import NewSweep
+from rayjobs.store.requests import DRIVER, NewSweep
 from rayjobs.submit import checks, copies, submitting
 from rayjobs.tuning import warm_start
 from rayjobs.tuning.errors import SweepError, SweepUsageError
@@ -20,8 +20,6 @@ from rayjobs.tuning.spec import SweepSpec
 
 if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
-
-DRIVER = "rayjobs.tuning.driver_actor:start"
 
 
 @dataclass(frozen=True)

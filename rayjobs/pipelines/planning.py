@@ -39,7 +39,7 @@ from rayjobs.spec.file import build_spec
 from rayjobs.spec.model import Dependency, JobSpec
 from rayjobs.spec.problems import near
 from rayjobs.spec.sources import OUTPUT, output_source
-from rayjobs.store.requests import NewStep
+from rayjobs.store.requests import DRIVER, NewStep
 from rayjobs.submit import checks, submitting
 
 if TYPE_CHECKING:
@@ -318,9 +318,6 @@ def new_step(number: int, one: PlannedStep, run: PlannedRun) -> NewStep:
         driver=DRIVER if one.sweep is not None and one.decision.original is None else None,
         sweep=one.sweep,
     )
-
-
-DRIVER = "rayjobs.tuning.driver_actor:start"
 
 
 @dataclass

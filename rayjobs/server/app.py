@@ -58,7 +58,7 @@ from rayjobs.server.pages import page_of
 from rayjobs.server.routing import in_order
 from rayjobs.server.workers import in_thread, with_token
 from rayjobs.spec.model import JobSpec
-from rayjobs.store.requests import NewJob, NewRun
+from rayjobs.store.requests import DRIVER, NewJob, NewRun
 from rayjobs.submit import submitting
 from rayjobs.submit.project import LOCAL, TARGET_VARIABLE, stored_choice
 from rayjobs.workspace.blobs import check_key
@@ -73,7 +73,6 @@ AWAY = (StoreUnreachableError, StoreBusyError, DatastoreUnavailable)
 # Pieces of uploads, which change nothing until they are kept; wake-ups; the use of a blob.
 UNAUDITED = ("/v1/uploads/{name}", "/v1/uploads/{name}/parts", "/wake", "/v1/blob-uses/{key:path}")
 UNREAD = (400, 408, 413, 429)  # requests without any effect
-DRIVER = "rayjobs.tuning.driver_actor:start"
 
 
 def make_app(

@@ -13,6 +13,9 @@ from rayjobs.jobs.states import JobState
 if TYPE_CHECKING:  # importing pydantic would dominate the time of a listing
     from rayjobs.spec.model import JobSpec
 
+# What a new sweep names as its driver: clients write it, and the sweeps actor imports it.
+DRIVER = "rayjobs.tuning.driver_actor:start"
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobFilter:

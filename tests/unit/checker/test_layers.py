@@ -118,3 +118,64 @@ def test_modules_that_import_each_other_are_named(
 
     names = ", ".join(f"rayjobs.{package}.{name}" for name in ("one", "three", "two"))
     assert found[:1] == ([message.format(names)] if message else [])
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "listed", "message"),
+    [
+        ("core/text.py", "NAME = 'rayjobs.left.work:f'", (), "text.py:1: a string names rayjobs."),
+        ("core/text.py", "NAME = 'rayjobs.left.work:f'", ("core.text: left.work",), None),
+        ("core/text.py", "run('-m', 'rayjobs.left.work')", ("core.text: *",), None),
+        ("core/text.py", "F = f'rayjobs.left.{x}'", (), "a string names rayjobs.left; import it"),
+        (
+            "core/text.py",
+            "run('-c', 'import rayjobs.left.work as w')",
+            (),
+            "a string names rayjobs.left.work; import it",
+        ),
+        ("core/text.py", "def f():\n    'See rayjobs.left.work.'", (), None),
+        ("core/text.py", "LOG = logger('rayjobs.core')", (), None),
+        ("core/text.py", "run('-m', 'rayjobs.core.text')", (), None),
+        ("left/__init__.py", "NAMES = {'f': 'rayjobs.left.work'}", (), None),
+        ("left/__init__.py", "NAME = 'rayjobs.core.text'", (), "a string names rayjobs.core.text"),
+        ("core/text.py", "", ("core.text: left.work",), "core.text does not name left.work"),
+        ("core/text.py", "", ("core.text: *",), "core.text does not name *"),
+    ],
+)
+def test_a_module_that_a_string_names_is_listed(
+    tmp_path: Path,
+    checker: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    code: str,
+    listed: tuple[str, ...],
+    message: str | None,
+) -> None:
+    monkeypatch.setattr(checker, "NAMED", {"a reason": listed})
+    for module in ("__init__.py", "left/__init__.py", "left/work.py", "core/__init__.py", file):
+        path = tmp_path / "rayjobs" / module
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "rayjobs" / "core" / "text.py").touch()
+    (tmp_path / "rayjobs" / file).write_text(code)
+
+    found = list(checker.unlisted_names(tmp_path / "rayjobs"))
+
+    assert len(found) == (message is not None)
+    if message is not None:
+        assert message in found[0]
+
+
+def test_a_package_that_names_a_module_of_its_own_imports_it(
+    tmp_path: Path, checker: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checker, "CYCLES", {})
+    folder = tmp_path / "rayjobs" / "left"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "__init__.py").write_text("NAMES = {'f': 'rayjobs.left.work'}")
+    (folder / "work.py").write_text("import rayjobs.left")
+
+    assert list(checker.cycles(tmp_path / "rayjobs")) == [
+        "these modules import each other: rayjobs.left, rayjobs.left.work"
+    ]

@@ -30,12 +30,11 @@ from rayjobs.core.errors import (
 from rayjobs.jobs.records import Job, MetricPoint, ModelDraft, ModelFile
 from rayjobs.models import uploaded
 from rayjobs.remote import workspace as remote_workspace
-from rayjobs.server.app import DRIVER
 from rayjobs.server.running import Listening, serve
 from rayjobs.snapshots import blob_key
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.base import Store
-from rayjobs.store.requests import JobChanges, JobFilter, NewJob, NewPipeline, NewStep
+from rayjobs.store.requests import DRIVER, JobChanges, JobFilter, NewJob, NewPipeline, NewStep
 from rayjobs.submit import credentials, project, submitting
 from rayjobs.target import elsewhere
 from rayjobs.target.secrets import TargetSecrets
