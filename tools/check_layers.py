@@ -35,8 +35,8 @@ CYCLES = {
     "a notebook runs as a script does": "azureml: notebooks running",
 }
 # Modules that are named in strings, so that no import statement shows them: why, then each module
-# that names others. The list is exact. What a package's `__init__.py` names of its own modules is not
-# in it: that counts as an import.
+# that names others. The list is exact. The names of its own modules in a package's `__init__.py`
+# count as imports instead.
 EVERY = "*"
 NAMED = {
     "a script in a job finds the full package if it is installed there": (
