@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import io
 import json
 import logging
@@ -46,7 +45,6 @@ from rayjobs.core.ids import token
 from rayjobs.core.safe_delete import Removed
 from rayjobs.workspace.blobs import (
     ABANDONED_S,
-    CHUNK_BYTES,
     Blob,
     Stored,
     blob_key,
@@ -56,6 +54,7 @@ from rayjobs.workspace.blobs import (
     open_source,
 )
 from rayjobs.workspace.s3_address import S3Address
+from rayjobs.workspace.s3_source import Source
 
 if TYPE_CHECKING:
     from rayjobs.datastore.backends.s3 import S3Backend
@@ -66,8 +65,6 @@ Result = TypeVar("Result")
 BLOBS, TOUCHED, PRUNE, RECORD = "blobs/", "touched/", "prune/", "workspace.json"
 DIGEST_FIELD = "sha256"
 MOST_KEY_BYTES = 1024  # limit of S3, including the prefix
-PART_BYTES = 16 << 20  # larger files are sent in parts of this size
-MOST_PARTS = 10_000
 COPIED_AT_ONCE = 1 << 30  # bytes; S3 can copy up to 5 GiB per request, but slowly
 PARTS_AT_ONCE = 4
 FILES_AT_ONCE = 8
@@ -105,20 +102,20 @@ class S3Blobs:
         """See `BlobStore.put_file`."""
         self._check(key)
         with self.errors(key), open_source(path) as source:
-            return self._upload(_Source(source, str(path), digest), key)
+            return self._upload(Source(source, str(path), digest), key)
 
     def put_bytes(self, data: bytes, key: str) -> Blob:
         """See `BlobStore.put_bytes`."""
         self._check(key)
         with self.errors(key):
-            return self._upload(_Source(io.BytesIO(data), key, None, len(data)), key)
+            return self._upload(Source(io.BytesIO(data), key, None, len(data)), key)
 
     def add_file(self, path: str | Path, *, digest: str | None = None) -> Blob:
         """See `BlobStore.add_file`."""
         if digest is not None:
             blob_key(digest)
         with self.errors(str(path)), open_source(path) as source:
-            found = _Source(source, str(path), digest)
+            found = Source(source, str(path), digest)
             key = blob_key(found.digest)
             if not self._holds(key, found.size, found.digest):
                 self._upload(found, key)
@@ -135,10 +132,10 @@ class S3Blobs:
 
         return list(self._at_once(one, paths))
 
-    def _upload(self, source: _Source, key: str) -> Blob:
+    def _upload(self, source: Source, key: str) -> Blob:
         """Store bytes, and store them again if a running prune may remove them."""
         for _ in range(STORE_TRIES):
-            if source.size <= PART_BYTES:
+            if source.is_small:
                 self._put_at_once(source, key)
             else:
                 self._put_in_parts(source, key)
@@ -153,7 +150,7 @@ class S3Blobs:
             f"command once `rayjobs prune` has ended everywhere"
         )
 
-    def _put_at_once(self, source: _Source, key: str) -> None:
+    def _put_at_once(self, source: Source, key: str) -> None:
         data = source.data()
         check = base64.b64encode(bytes.fromhex(_hex_of(source.digest))).decode()
         self.client().put_object(
@@ -165,7 +162,7 @@ class S3Blobs:
             ChecksumSHA256=check,
         )
 
-    def _put_in_parts(self, source: _Source, key: str) -> None:
+    def _put_in_parts(self, source: Source, key: str) -> None:
         """Send a large file in parallel parts; nothing is visible before the last call."""
         client = self.client()
         target = {"Bucket": self.address.bucket, "Key": self._at(BLOBS, key)}
@@ -641,53 +638,6 @@ _FULL = ("QuotaExceeded", "XMinioStorageFull", "StorageFull", "InsufficientStora
 
 def _code_of(error: Exception) -> str:
     return str((getattr(error, "response", None) or {}).get("Error", {}).get("Code", ""))
-
-
-class _Source:
-    """Bytes to store under their digest, which is computed first and checked again at the end."""
-
-    def __init__(
-        self, stream: BinaryIO, what: str, digest: str | None, size: int | None = None
-    ) -> None:
-        self._stream = stream
-        self._what = what
-        # A file to which another process keeps appending ends at its current size.
-        self.size = os.fstat(stream.fileno()).st_size if size is None else size
-        self._data: bytes | None = None
-        if self.size <= PART_BYTES:
-            self._data = stream.read(self.size)
-            self.size = len(self._data)
-            found = hashlib.sha256(self._data)
-        else:
-            found = hashlib.sha256()
-            for piece in self._pieces(CHUNK_BYTES):
-                found.update(piece)
-        self.digest = f"sha256:{found.hexdigest()}"
-        check_digest(digest, self.digest, what)
-
-    def data(self) -> bytes:
-        """Return all bytes of a small source."""
-        assert self._data is not None
-        return self._data
-
-    def parts(self) -> Iterator[bytes]:
-        """Yield the bytes of a large source again, in parts.
-
-        Raises:
-            StoreError: the bytes differ from the first reading; raised after the last part.
-        """
-        found = hashlib.sha256()
-        for piece in self._pieces(max(PART_BYTES, -(-self.size // MOST_PARTS))):
-            found.update(piece)
-            yield piece
-        check_digest(self.digest, f"sha256:{found.hexdigest()}", self._what)
-
-    def _pieces(self, size: int) -> Iterator[bytes]:
-        self._stream.seek(0)
-        left = self.size
-        while left and (piece := self._stream.read(min(size, left))):
-            left -= len(piece)
-            yield piece
 
 
 def _hex_of(digest: str) -> str:

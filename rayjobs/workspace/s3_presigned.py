@@ -17,7 +17,8 @@ from rayjobs.core.errors import NotFoundError, SnapshotError, StoreError
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.snapshots.unpack import is_of_key, require_key
 from rayjobs.workspace.blobs import CHUNK_BYTES, Blob, blob_key, check_digest
-from rayjobs.workspace.s3_blobs import MOST_PARTS, PART_BYTES, S3Blobs
+from rayjobs.workspace.s3_blobs import S3Blobs
+from rayjobs.workspace.s3_source import MOST_PARTS, PART_BYTES
 
 VALID_S = 3600
 PARTS_TOGETHER = 100  # URLs in one answer; the client asks again for more

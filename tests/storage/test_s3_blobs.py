@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rayjobs.core.errors import StoreError, StoreUnreachableError, UsageError
-from rayjobs.workspace import s3_blobs
+from rayjobs.workspace import s3_blobs, s3_source
 from rayjobs.workspace.blobs import blob_key
 from rayjobs.workspace.s3_address import S3Address
 from rayjobs.workspace.s3_blobs import S3Blobs
@@ -27,7 +27,7 @@ __all__ = ["given_keys"]
 
 pytestmark = [pytest.mark.storage, pytest.mark.usefixtures("given_keys")]
 
-LARGE = s3_blobs.PART_BYTES * 2 + 12_345
+LARGE = s3_source.PART_BYTES * 2 + 12_345
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_large_file_that_changes_meanwhile_is_not_stored(
     blobs: S3Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = large(tmp_path / "large")
-    plain = s3_blobs._Source.parts
+    plain = s3_source.Source.parts
 
     def changed(self: Any) -> Iterator[bytes]:
         with source.open("r+b") as file:
@@ -89,7 +89,7 @@ def test_a_large_file_that_changes_meanwhile_is_not_stored(
             file.write(b"other bytes")
         yield from plain(self)
 
-    monkeypatch.setattr(s3_blobs._Source, "parts", changed)
+    monkeypatch.setattr(s3_source.Source, "parts", changed)
     with pytest.raises(StoreError, match="it changed while it was read"):
         blobs.put_file(source, "a")
     assert not blobs.exists("a")
@@ -121,7 +121,7 @@ def test_an_upload_that_is_killed_leaves_nothing(
     blobs.put_bytes(b"before", "a")
     source = tmp_path / "large"
     with source.open("wb") as file:
-        file.truncate(40 * s3_blobs.PART_BYTES)
+        file.truncate(40 * s3_source.PART_BYTES)
     address = blobs.address
     client = subprocess.Popen(
         [
