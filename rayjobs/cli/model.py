@@ -240,7 +240,7 @@ def lineage(settings: Settings, model: str) -> None:
         print_json({"model": f"{found.name}:{found.version}", **found.lineage})
         return
     from rayjobs.core.terminal import plain_text
-    from rayjobs.node.facts import described
+    from rayjobs.jobs.hosts import described
     from rayjobs.snapshots import git
 
     kept: Mapping[str, Any] = found.lineage

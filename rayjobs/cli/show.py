@@ -30,9 +30,9 @@ from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import GIB, counted, duration_text, size_text
 from rayjobs.data.made import outputs_stored
 from rayjobs.data.pins import inputs_read
+from rayjobs.jobs.hosts import described
 from rayjobs.jobs.records import INTERACTIVE, Attempt, Job, name_of
 from rayjobs.jobs.states import JobState
-from rayjobs.node.facts import described
 from rayjobs.results.gone import why_gone
 from rayjobs.results.merged_logs import rank_set
 from rayjobs.results.metrics import number_text, summaries

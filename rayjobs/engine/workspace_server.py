@@ -9,11 +9,11 @@ from typing import Any
 
 from rayjobs.core import ids
 from rayjobs.core.errors import StoreError, UsageError
-from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.names import CHUNK_BYTES
 from rayjobs.protocol.workspaces import WorkspaceFacts
 from rayjobs.workspace.blobs import TEMPORARY
 from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles
+from rayjobs.workspace.served import ServedWorkspaces
 
 
 class WorkspaceServer:
@@ -21,12 +21,12 @@ class WorkspaceServer:
 
     def __init__(self) -> None:
         """Open workspaces on demand."""
-        self._workspaces = Workspaces()
+        self._workspaces = ServedWorkspaces()
         self._lock = threading.Lock()
 
     def _of(self, path: str) -> OpenWorkspace:
         with self._lock:
-            return self._workspaces.near(path)
+            return self._workspaces.at(path)
 
     def about(self, path: str) -> dict[str, Any]:
         """Return the JSON of a workspace's `WorkspaceFacts`.

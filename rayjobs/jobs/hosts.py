@@ -1,10 +1,11 @@
-"""The stored records of an attempt's hosts: path, process and platform of each."""
+"""The stored records of an attempt's hosts: path, process and platform, and the latter as text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from rayjobs.core.text import counted, size_text
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
@@ -107,3 +108,32 @@ class HostRecord(Message):
             for name in ("pid", "start_time", "boot_id", "cold", "watches_raylet"):
                 del values[name]
         return values
+
+
+def described(facts: Mapping[str, Any]) -> tuple[str, str]:
+    """Return one line on the interpreter and one on the machine, for users."""
+    runs = (
+        [f"{facts.get('implementation', 'Python')} {facts['python']}"] if "python" in facts else []
+    )
+    if facts.get("torch"):
+        built = facts.get("torch_built_for") or {}
+        with_cuda = f" (CUDA {built['cuda']})" if built.get("cuda") else ""
+        runs.append(f"torch {facts['torch']}{with_cuda}")
+    if facts.get("image"):
+        digest = facts.get("image_digest")
+        runs.append(f"image {facts['image']}" + (f" ({digest[:19]}…)" if digest else ""))
+    if facts.get("package_count"):
+        runs.append(counted(int(facts["package_count"]), "package"))
+    if facts.get("why"):
+        runs.append(str(facts["why"]))
+    machine = [str(facts["machine"])] if facts.get("machine") else []
+    if facts.get("cpu"):
+        memory = f", {size_text(facts['memory_bytes'])}" if facts.get("memory_bytes") else ""
+        machine.append(f"{facts['cpus']} × {facts['cpu']}{memory}")
+    names: dict[str, int] = {}
+    for gpu in facts.get("gpus") or ():
+        names[gpu["name"]] = names.get(gpu["name"], 0) + 1
+    machine += [f"{count} × {name}" for name, count in names.items()]
+    for gpu in (facts.get("gpus") or ())[:1]:
+        machine.append(f"driver {gpu['driver']} (CUDA {gpu['driver_cuda']})")
+    return ", ".join(runs), ", ".join(machine)

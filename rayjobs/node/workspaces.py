@@ -11,7 +11,8 @@ from typing import Any
 from rayjobs.core.errors import StoreError
 from rayjobs.injob.identity import boot_id
 from rayjobs.protocol.attempts import AttemptOnNode
-from rayjobs.workspace.folder import OpenWorkspace, earlier_paths, id_of, open_workspace
+from rayjobs.workspace.folder import OpenWorkspace, earlier_paths
+from rayjobs.workspace.served import ServedWorkspaces
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class Workspaces:
         Args:
             shares_disk: False: never open them by their paths.
         """
-        self._open: dict[str, OpenWorkspace] = {}
+        self._near = ServedWorkspaces()
         self._far: dict[str, OpenWorkspace] = {}
         self._open_far = open_far
         self._shares_disk = shares_disk
@@ -44,18 +45,7 @@ class Workspaces:
             if path not in self._far:
                 self._far[path] = self._open_far(path)
             return self._far[path]
-        return self.near(path)
-
-    def near(self, path: str) -> OpenWorkspace:
-        """Return a workspace whose folder is on this machine; see `of`."""
-        workspace = self._open.get(path)
-        if workspace is not None and id_of(path) not in (None, workspace.id):
-            self._open.pop(path).close()  # another workspace has replaced a removed one
-            workspace = None
-        if workspace is None:
-            workspace = open_workspace(path, create=False)
-            self._open[path] = workspace
-        return workspace
+        return self._near.at(path)
 
     def reaches(self, on: AttemptOnNode, folder: Path) -> bool:
         """Whether this node has a folder that the attempt's workspace refers to by path.
@@ -87,7 +77,7 @@ class Workspaces:
         if not self._shares_disk or on.boot_id not in (None, boot_id()):
             return True
         # A workspace that was opened here is local, even if it is briefly unavailable.
-        return path not in self._open and not Path(path).is_dir()
+        return path not in self._near and not Path(path).is_dir()
 
     def record(
         self,

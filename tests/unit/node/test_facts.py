@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.node.facts import NodeFacts, described
+from rayjobs.jobs.hosts import described
+from rayjobs.node.facts import NodeFacts
 
 SMI = """#!/bin/sh
 cat <<'X'
