@@ -10,14 +10,12 @@ import enum
 import importlib
 import inspect
 import json
-import pkgutil
 import typing
 from collections.abc import Iterator
 
 from files import ROOT
 from reference import first_sentence, meanings
 
-from rayjobs import injob, jobs, protocol, target
 from rayjobs.injob import run_calls
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import EndReason, Outcome
@@ -46,12 +44,9 @@ def classes() -> dict[str, type[Message]]:
     Raises:
         ValueError: two classes have one name, and the page has a section for each name.
     """
-    for package in (injob, jobs, protocol, target):
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            spec = importlib.util.find_spec(module.name)
-            source = spec.loader.get_source(module.name) if spec and spec.loader else ""
-            if "(Message)" in (source or ""):
-                importlib.import_module(module.name)
+    for file in sorted((ROOT / "rayjobs").rglob("*.py")):
+        if "(Message)" in file.read_text(encoding="utf-8"):
+            importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
     found: dict[str, type[Message]] = {}
     for one in _subclasses(Message):
         if found.setdefault(one.__name__, one) is not one:

@@ -35,7 +35,7 @@ sys.stdout.flush()
 
 
 @dataclass(frozen=True)
-class Answer(Message):
+class ImageFacts(Message):
     """The facts of an image.
 
     Attributes:
@@ -87,7 +87,7 @@ async def ask(
     named: str | None = None,
     overlay: bool = True,
     binds: Sequence[Bind] = (),
-) -> Answer:
+) -> ImageFacts:
     """Return the facts of an image's Python; see `run_in` for other arguments and errors.
 
     Args:
@@ -111,9 +111,9 @@ async def ask(
         if found < LEAST_PYTHON:
             seen.append(f"{path} is Python {text}, and jobs need 3.8 or newer")
             continue
-        return Answer(path, text, _facts(lines[1:]) or {"python": text, "implementation":
+        return ImageFacts(path, text, _facts(lines[1:]) or {"python": text, "implementation":
                                                         implementation})  # fmt: skip
-    return Answer(why="; ".join(seen) or "there is no python on its PATH")
+    return ImageFacts(why="; ".join(seen) or "there is no python on its PATH")
 
 
 def _facts(lines: Sequence[str]) -> dict[str, object]:

@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rayjobs.containers.attempt_files import UsedImage
 from rayjobs.containers.unpacking import RECORD, ROOTFS
 from rayjobs.core.files import locked_if_free, write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.safe_delete import OwnFolder
 from rayjobs.environments.cache import key_of_build, sync_file_system
-from rayjobs.injob import record_files
 from rayjobs.injob.lazydataclass import dataclass
 
 LOGIN = "login"  # folder with the registry login of a fetch, below the folder of the fetch
@@ -141,9 +141,10 @@ class ImageCache:
         """Return the attempts with folders on this node, by the image that they use."""
         found: dict[str, list[str]] = {}
         for path in sorted((self.root.parent / "attempts").glob("*/*")):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                values = record_files.read_json(str(path), AttemptPaths(path).image.name)
-                found.setdefault(str(values["key"]), []).append(f"{path.parent.name}/{path.name}")
+            with contextlib.suppress(OSError, ValueError):
+                used = UsedImage.read(AttemptPaths(path))
+                if used is not None and used.key is not None:
+                    found.setdefault(used.key, []).append(f"{path.parent.name}/{path.name}")
         return found
 
 

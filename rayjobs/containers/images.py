@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.containers import asking, engines, reference, sources, unpacking
+from rayjobs.containers.attempt_files import MeantImage, UsedImage
 from rayjobs.containers.cache import LOGIN, ImageCache, Known, key_of
 from rayjobs.containers.engines import Login, Step
 from rayjobs.containers.layers import MOST_BYTES, BadImageError
 from rayjobs.containers.reference import Kind, Reference
 from rayjobs.core.errors import PrepareError
-from rayjobs.core.files import locked_if_free, write_atomic
+from rayjobs.core.files import locked_if_free
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.safe_delete import OwnFolder
 from rayjobs.environments.building import (
@@ -40,19 +41,6 @@ log = logging.getLogger(__name__)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 Tell = Callable[[str, Mapping[str, Any]], None]
 """Reports progress to users: a sentence, and data."""
-
-
-@dataclass(frozen=True)
-class MeantImage:
-    """The image that a job's name stands for on its first node, and therefore on all nodes.
-
-    Attributes:
-        digest: Digest of the image; None if not known yet.
-        pinned: Its name with its digest in the registry; None if it comes from elsewhere.
-    """
-
-    digest: str | None = None
-    pinned: str | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +98,7 @@ class ReadyImage:
     key: str | None
     digest: str | None
     variables: Mapping[str, str]
-    answer: asking.Answer
+    answer: asking.ImageFacts
     fetched: bool
 
 
@@ -269,7 +257,8 @@ class Images:
         async with self._alone(key, work):
             if not self._cache.is_whole(key):
                 return False
-            _note_use(work.paths, key)
+            # It stays as long as the attempt's folder.
+            UsedImage(key).write(work.paths)
             self._cache.touch(key)
         return True
 
@@ -288,7 +277,7 @@ class Images:
             )
             record["answer"] = answer.to_json()
             await asyncio.to_thread(self._cache.keep_record, key, record)
-        answer = asking.Answer.from_json(record["answer"])
+        answer = asking.ImageFacts.from_json(record["answer"])
         return ReadyImage(
             self._cache.rootfs(key), key, str(record["digest"]), variables, answer, fetched=fetched
         )
@@ -538,11 +527,6 @@ def _stamp(source: Reference | None) -> str | None:
     index = source.path / "index.json" if source.path.is_dir() else source.path
     info = index.stat()
     return f"{info.st_size} {info.st_mtime_ns}"
-
-
-def _note_use(paths: AttemptPaths, key: str) -> None:
-    """Record the image that an attempt uses, so that it stays as long as the attempt's folder."""
-    write_atomic(paths.image, json.dumps({"key": key}))
 
 
 def _bad(asked: AskedImage, error: BadImageError, lines: Sequence[str] = ()) -> PrepareError:

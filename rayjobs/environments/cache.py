@@ -23,7 +23,7 @@ from typing import Any
 
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import AttemptPaths
-from rayjobs.injob import record_files
+from rayjobs.environments.attempt_files import UsedEnvironment, UsedHorovod
 from rayjobs.injob.lazydataclass import dataclass
 
 RECORD = "rayjobs-environment.json"
@@ -194,11 +194,11 @@ class Cache:
         found: dict[str, list[str]] = {}
         for path in sorted((self.root.parent / "attempts").glob("*/*")):
             paths = AttemptPaths(path)
-            for record in (paths.environment, paths.horovod):
-                # An attempt without an environment does not have this file.
-                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                    key = str(record_files.read_json(str(path), record.name)["key"])
-                    found.setdefault(key, []).append(f"{path.parent.name}/{path.name}")
+            for kind in (UsedEnvironment, UsedHorovod):
+                with contextlib.suppress(OSError, ValueError):
+                    used = kind.read(paths)
+                    if used is not None:
+                        found.setdefault(used.key, []).append(f"{path.parent.name}/{path.name}")
         return found
 
 

@@ -11,26 +11,27 @@ from rayjobs.injob.messages import Message
 class CondaWork(StrEnum):
     """What the process does."""
 
-    SOLVE = "solve"  # specifications become a lock file
-    INSTALL = "install"  # the packages of a lock file are installed into a prefix
-    FETCH = "fetch"  # the packages of a lock file become a channel in a folder
+    SOLVE = "solve"  # make a lock file from specifications
+    INSTALL = "install"  # install the packages of a lock file into a prefix
+    FETCH = "fetch"  # make a channel in a folder from the packages of a lock file
 
 
 @dataclass(frozen=True)
 class CondaTask(Message):
-    """The task; each kind of work reads its own fields.
+    """A task of `conda_worker`; each kind of work reads its own fields.
 
     Attributes:
-        lock: The lock file; `SOLVE` writes it.
+        work: What to do.
+        lock: The lock file, which "solve" writes.
         cache: The folder of packages and indexes.
-        done: The process creates this empty file when the task is complete.
+        done: An empty file that the worker creates once the task is complete.
         stall_s: The longest silence of a channel during the download of a package, in seconds.
         index_s: The time limit for fetching all indexes and solving, in seconds.
-        channels: Of `SOLVE`: addresses of channels, by decreasing priority.
-        specs: Of `SOLVE`: match specifications.
-        prefix: Of `INSTALL`: the new prefix.
-        link_scripts: Of `INSTALL`: run the link scripts of the packages.
-        channel: Of `FETCH`: the folder.
+        channels: Addresses of the channels to solve with, by decreasing priority.
+        specs: The match specifications to solve.
+        prefix: Where to install: a new prefix.
+        link_scripts: Whether to run the link scripts of the installed packages.
+        channel: The folder for the channel of fetched packages.
     """
 
     work: CondaWork

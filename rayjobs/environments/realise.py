@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
-from rayjobs.core.files import locked_if_free, write_atomic
+from rayjobs.core.files import locked_if_free
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
 from rayjobs.datastore import credentials
 from rayjobs.environments import base as bases
 from rayjobs.environments import changes, condas, locks, settings
 from rayjobs.environments import interpreter as interpreters
+from rayjobs.environments.attempt_files import UsedEnvironment
 from rayjobs.environments.base import Base
 from rayjobs.environments.cache import Cache
 from rayjobs.environments.horovod import adding
@@ -607,7 +608,7 @@ def _record(
 def _note_use(paths: AttemptPaths, found: Realised) -> None:
     """Record the environment that an attempt uses, so that it stays as long as its folder."""
     paths.environment_lock.write_text(found.lock)
-    write_atomic(paths.environment, json.dumps({"key": found.key, "python": found.python}))
+    UsedEnvironment(found.key, found.python).write(paths)
 
 
 @contextmanager

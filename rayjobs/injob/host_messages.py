@@ -65,10 +65,7 @@ class HostFile(Message):
             MessageError: it is torn or of another kind.
             OSError: a link, FIFO, folder or device is in its place, or it cannot be read.
         """
-        try:
-            return HostFile.from_json(record_files.read_json(root, NAME))
-        except FileNotFoundError:
-            return None
+        return record_files.read_message(root, NAME, HostFile)
 
 
 @dataclass(frozen=True)

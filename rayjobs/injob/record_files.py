@@ -11,8 +11,12 @@ import errno
 import json
 import os
 import stat
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Optional, Type, TypeVar
 
+if TYPE_CHECKING:
+    from rayjobs.injob.messages import Message
+
+One = TypeVar("One", bound="Message")
 MOST_RECORD_BYTES = 64 * 1024**2  # of a JSON record such as plan.json or exit.json
 
 _KINDS = (
@@ -115,6 +119,20 @@ def read_json(root: str, name: str, most_bytes: int = MOST_RECORD_BYTES) -> Any:
         OSError: see `read_file`.
     """
     return parse_json(read_file(root, name, most_bytes))
+
+
+def read_message(root: str, name: str, kind: Type[One]) -> Optional[One]:
+    """Return the message in a JSON file below `root`; None if there is no such file.
+
+    Raises:
+        ValueError: it is torn or of another kind (`MessageError`).
+        OSError: see `read_file`.
+    """
+    try:
+        values = read_json(root, name)
+    except FileNotFoundError:
+        return None
+    return kind.from_json(values)
 
 
 def parse_json(data: bytes | str) -> Any:

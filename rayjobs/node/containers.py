@@ -20,13 +20,13 @@ from typing import Any
 
 from rayjobs import snapshots
 from rayjobs.containers import asking, devices
+from rayjobs.containers.attempt_files import MeantImage, UsedImage
 from rayjobs.containers.cache import ImageCache
 from rayjobs.containers.engines import Login
 from rayjobs.containers.images import (
     AskedImage,
     Images,
     ImageWork,
-    MeantImage,
     ReadyImage,
     writable_root,
 )
@@ -34,15 +34,14 @@ from rayjobs.containers.layers import MOST_BYTES
 from rayjobs.containers.reference import DEFAULT_REGISTRY
 from rayjobs.containers.reference import parse as parse_reference
 from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, StoreError
-from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import IMAGE_RECORD, AttemptPaths
 from rayjobs.core.text import duration_text
 from rayjobs.environments import interpreter, locks
+from rayjobs.environments.attempt_files import UsedEnvironment
 from rayjobs.environments.building import Control
 from rayjobs.environments.horovod import in_image, recipe
 from rayjobs.environments.inside import Image
 from rayjobs.injob import container as injob_container
-from rayjobs.injob import record_files
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.plan import Bind, ContainerPlan, LaunchPlan, Limit, MemoryFolder
 from rayjobs.launch import openmpi
@@ -121,7 +120,7 @@ class NodeContainers:
         self._snapshots = shared
         self._controls: dict[str, Control] = {}
         self._lock = threading.Lock()
-        self._answers: dict[tuple[str, str], asking.Answer] = {}
+        self._answers: dict[tuple[str, str], asking.ImageFacts] = {}
         self._capability: Capability | None = None
 
     def capability(self) -> Capability:
@@ -196,7 +195,10 @@ class NodeContainers:
         finally:
             self._controls.pop(control.marker, None)
         self._note(on, asked, found)
-        await asyncio.to_thread(_write_file, paths, found, is_private=bool(able.why_no_overlay))
+        used = UsedImage(
+            found.key, str(found.root), found.variables, is_private=bool(able.why_no_overlay)
+        )
+        await asyncio.to_thread(used.write, paths)
         return found
 
     def building_in(self, request: LaunchRequest, found: ReadyImage) -> Image:
@@ -357,40 +359,53 @@ class NodeContainers:
         """Return the resolved image of the job; other nodes wait for the result of the first one.
 
         A retry uses the image to which the tag resolved in the previous attempt.
+
+        Raises:
+            PrepareError: the record of the first node cannot be read.
         """
         if on.node == 0:
             if on.attempt <= 1:
                 return None
-            before = await asyncio.to_thread(self._stored_meant, on, None)
+            try:
+                before = await asyncio.to_thread(self._stored_meant, on, None)
+            except ValueError as error:
+                log.warning("%s resolves its image again: %s", on.job, error)
+                return None
             return None if before is None else MeantImage(pinned=before.pinned)
         has_waited = False
-        while (found := await asyncio.to_thread(self._stored_meant, on, on.attempt)) is None:
-            if not has_waited:
-                has_waited = True
-                text = "waiting until the first node has resolved the image"
-                work.tell(text, {"step": "wait"})
-            await work.control.pause()
+        try:
+            while (found := await asyncio.to_thread(self._stored_meant, on, on.attempt)) is None:
+                if not has_waited:
+                    has_waited = True
+                    text = "waiting until the first node has resolved the image"
+                    work.tell(text, {"step": "wait"})
+                await work.control.pause()
+        except ValueError as error:
+            raise PrepareError(
+                f"the image that the job's first node resolved is not known: {error}"
+            ) from error
         return found
 
     def _publish_meant(self, on: AttemptOnNode, meant: MeantImage) -> None:
         if on.node_count == 1 and meant.pinned is None:
             return  # nothing reads it
         path = AttemptPaths(Path(on.root)).meant_image
-        path.write_text(json.dumps({"digest": meant.digest, "pinned": meant.pinned}))
+        path.write_text(json.dumps(meant.to_json()))
         store_file(self._workspaces, on, path, IMAGE_RECORD)
 
     def _stored_meant(self, on: AttemptOnNode, attempt: int | None) -> MeantImage | None:
-        """Return the resolved image that is stored with a job, for one attempt or for any."""
+        """Return the resolved image that is stored with a job, for one attempt or for any.
+
+        Raises:
+            ValueError: the record is damaged or comes from a later version.
+        """
         try:
             workspace = self._workspaces.of(on)
         except (StoreError, NotFoundError, OSError) as error:
             log.info("the workspace of %s cannot be opened: %s", on.job, error)
             return None
         text = locks.stored(workspace, on.job, attempt=attempt, name=IMAGE_RECORD)
-        try:
-            return None if text is None else MeantImage(**json.loads(text))
-        except (ValueError, TypeError):
-            return None  # written by another version
+        return None if text is None else MeantImage.from_json(json.loads(text))
 
     def _bring(self, on: AttemptOnNode, digest: str, folder: Path) -> None:
         """Unpack an image that travels with a job. Blocks.
@@ -436,14 +451,7 @@ class NodeContainers:
         asked, plan = request.container, request.plan
         assert asked is not None
         paths = AttemptPaths(Path(plan.root))
-        try:
-            file = record_files.read_json(str(paths.root), paths.image.name)
-            root, variables = str(file["root"]), dict(file["variables"])
-            is_private = bool(file["is_private"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise PrepareError(
-                f"the record of the attempt's image cannot be read: {error}"
-            ) from error
+        used = _image_of_attempt(paths)
         environment = _environment_of_attempt(paths)
         horovod = _horovod_of_attempt(paths)
         arguments = parse_arguments(asked.arguments)
@@ -464,11 +472,11 @@ class NodeContainers:
         return replace(
             plan,
             containment=("namespace",),
-            env=in_image.with_horovod(_variables(plan, variables, gpus, environment), horovod),
+            env=in_image.with_horovod(_variables(plan, used.variables, gpus, environment), horovod),
             container=ContainerPlan(
-                image=root,
+                image=str(used.root),
                 scratch=str(paths.container),
-                is_private=is_private,
+                is_private=used.is_private,
                 shm_bytes=None if arguments.host_ipc else _shm_bytes(asked),
                 binds=binds,
                 memory_folders=tuple(MemoryFolder(*one) for one in arguments.tmpfs),
@@ -531,24 +539,37 @@ def _environment_of(python: str) -> Path:
     return Path(python).parents[1]
 
 
+def _image_of_attempt(paths: AttemptPaths) -> UsedImage:
+    """Return the ready image of an attempt.
+
+    Raises:
+        PrepareError: class ``system``: its record is missing or cannot be read.
+    """
+    try:
+        used = UsedImage.read(paths)
+    except (OSError, ValueError) as error:
+        raise PrepareError(f"the record of the attempt's image cannot be read: {error}") from error
+    if used is None or used.root is None:
+        raise PrepareError("the record of the attempt's image names no image that is ready")
+    return used
+
+
 def _environment_of_attempt(paths: AttemptPaths) -> tuple[Path, ...]:
     """Return the folder of the environment that is added to an attempt's image, if any."""
     try:
-        values = record_files.read_json(str(paths.root), paths.environment.name)
-        return (_environment_of(str(values["python"])),)
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        used = UsedEnvironment.read(paths)
+    except (OSError, ValueError) as error:
         raise PrepareError(
             f"the record of the attempt's environment cannot be read: {error}"
         ) from error
+    return () if used is None else (_environment_of(used.python),)
 
 
 def _horovod_of_attempt(paths: AttemptPaths) -> Path | None:
     """Return the folder with the Horovod that was built for an attempt's image, if any."""
     try:
         return in_image.of_attempt(paths)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise PrepareError(
             f"the record of the attempt's Horovod cannot be read: {error}"
         ) from error
@@ -595,13 +616,3 @@ def _login(asked: ContainerRequest) -> Login | None:
 def _reads_context(dockerfile: str | None) -> bool:
     """Whether a Dockerfile's image depends on the files of the job."""
     return dockerfile is not None and _COPIES.search(dockerfile) is not None
-
-
-def _write_file(paths: AttemptPaths, found: ReadyImage, *, is_private: bool) -> None:
-    values = {
-        "key": found.key,
-        "root": str(found.root),
-        "variables": dict(found.variables),
-        "is_private": is_private,
-    }
-    write_atomic(paths.image, json.dumps(values))

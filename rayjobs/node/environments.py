@@ -19,13 +19,13 @@ from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, Stor
 from rayjobs.core.files import locked
 from rayjobs.core.paths import ENVIRONMENT_LOCK, AttemptPaths
 from rayjobs.environments import locks
+from rayjobs.environments.attempt_files import UsedEnvironment
 from rayjobs.environments.building import Control
 from rayjobs.environments.cache import Cache
 from rayjobs.environments.horovod import in_image, required
 from rayjobs.environments.inside import Image
 from rayjobs.environments.realise import Environments
 from rayjobs.environments.work import Work
-from rayjobs.injob import record_files
 from rayjobs.node.build_logs import store_build_log, store_file, stream_build_log
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode, LaunchRequest
@@ -162,10 +162,10 @@ class NodeEnvironments:
         if paths.image.exists():
             return ""
         try:
-            key = str(record_files.read_json(str(root), paths.environment.name)["key"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""  # it uses none
-        return self._environments.changed_since(key)
+            used = UsedEnvironment.read(paths)
+        except (OSError, ValueError):
+            return ""  # its script may have damaged the record
+        return "" if used is None else self._environments.changed_since(used.key)
 
     def _bring_sources(self, on: AttemptOnNode, sources: Mapping[str, str]) -> None:
         """Unpack the packages that travel with a job, each once for all jobs of the node. Blocks.

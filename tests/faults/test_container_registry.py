@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.containers.attempt_files import MeantImage
 from rayjobs.containers.engines import Login
-from rayjobs.containers.images import AskedImage, MeantImage
+from rayjobs.containers.images import AskedImage
 from rayjobs.core.errors import PrepareError
 from tests.support.images import file, layer, oci_folder
 from tests.support.jobs import until

@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
-from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
 from rayjobs.datastore import credentials
 from rayjobs.environments import mpi_checks, settings
+from rayjobs.environments.attempt_files import UsedHorovod
 from rayjobs.environments.cache import Cache
 from rayjobs.environments.horovod import builds, needs, recipe
 from rayjobs.environments.inside import Image
 from rayjobs.environments.steps import Steps, cannot_be_kept
 from rayjobs.environments.work import Work
-from rayjobs.injob import container, record_files
+from rayjobs.injob import container
 from rayjobs.injob.lazydataclass import dataclass
 
 FORMAT = 1  # increase it when the same Horovod must be built differently
@@ -184,8 +184,7 @@ class HorovodInImages:
                 if not self._cache.has_record(key):
                     await self._build(key, seen, asked, image, work)
                 self._cache.touch(key)
-                note = json.dumps({"key": key, "packages": str(folder / PACKAGES)})
-                write_atomic(work.paths.horovod, note)
+                UsedHorovod(key, str(folder / PACKAGES)).write(work.paths)
         except OSError as error:
             raise cannot_be_kept(self._cache.root, error) from error
         finally:
@@ -331,12 +330,10 @@ def of_attempt(paths: AttemptPaths) -> Path | None:
     """Return the folder of packages with the Horovod that an attempt uses; None if it uses none.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: the attempt's record cannot be read.
+        OSError, ValueError: the attempt's record cannot be read.
     """
-    try:
-        return Path(str(record_files.read_json(str(paths.root), paths.horovod.name)["packages"]))
-    except FileNotFoundError:
-        return None
+    used = UsedHorovod.read(paths)
+    return None if used is None else Path(used.packages)
 
 
 def with_horovod(variables: Mapping[str, str], packages: Path | None) -> dict[str, str]:

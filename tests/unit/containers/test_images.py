@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from rayjobs.containers import asking, engines, prune, unpacking
-from rayjobs.containers.images import AskedImage, Images, MeantImage, ReadyImage
+from rayjobs.containers.attempt_files import MeantImage
+from rayjobs.containers.images import AskedImage, Images, ReadyImage
 from rayjobs.containers.reference import Kind, parse
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.files import locked_if_free
