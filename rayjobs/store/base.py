@@ -25,7 +25,7 @@ follow later changes, and changing a mapping in it does not change the store.
     NotFoundError: there is no job (sweep, model) with the given id. Methods that take several
         ids leave unknown ones out instead.
 
-A function should take the narrowest of these protocols that it uses.
+Callers take the whole `Store`; the protocols divide this contract, and its tests, into concepts.
 """
 
 from __future__ import annotations
