@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -28,6 +29,7 @@ from rayjobs.injob.run_calls import Request, Value
 from rayjobs.jobs.records import Job
 from rayjobs.protocol import values
 from rayjobs.store.base import Store
+from rayjobs.store.forwarding import Forwarded
 from rayjobs.store.requests import NewJob, NewRun
 from rayjobs.workspace.blobs import Blob
 from rayjobs.workspace.folder import OpenWorkspace
@@ -85,50 +87,25 @@ def _error_of(error: ChannelError) -> Exception:
     return StoreError(str(error))
 
 
-class ChannelPart:
-    """Forwards the calls of one part of the workspace to the agent."""
-
-    def __init__(self, ask: Ask, part: str, kind: type) -> None:
-        """Represent the `part` of the workspace whose protocol is `kind`."""
-        self._ask = ask
-        self._part = part
-        self._kind = kind
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        if method.startswith("_") or not hasattr(self._kind, method):
-            raise AttributeError(method)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            encoded = values.encode(args), values.encode(kwargs)
-            request = run_calls.Method(self._part, method, *encoded)
-            return values.decode(self._ask(request, once=method in ONCE))
-
-        return call
-
-
-class ChannelStore(ChannelPart):
+class ChannelStore(Forwarded):
     """A `Store` through the agent."""
 
     def __init__(self, ask: Ask) -> None:
         """Represent the store of the job's workspace."""
-        super().__init__(ask, "store", Store)
-        self.catalogue = ChannelPart(ask, "catalogue", Catalogue)
+        super().__init__(Store, partial(_send, ask, "store"))
+        self.catalogue = Forwarded(Catalogue, partial(_send, ask, "catalogue"))
 
     def submit(self, new: NewJob) -> tuple[Job, bool]:
         """See `Store.submit`; a repeated call returns the job of the first one."""
         if new.idempotency_key is None:
             new = replace(new, idempotency_key=f"{new.parent}-{uuid.uuid4().hex}")
-        return cast(tuple[Job, bool], self._passed("submit", new))
+        return cast(tuple[Job, bool], self._send("submit", (new,), {}))
 
     def start_run(self, new: NewRun) -> tuple[Job, bool]:
         """See `Store.start_run`; a repeated call returns the run of the first one."""
         if new.id is None:
             new = replace(new, id=ids.job_id(new.experiment))
-        return cast(tuple[Job, bool], self._passed("start_run", new))
-
-    def _passed(self, method: str, new: NewJob | NewRun) -> Any:
-        request = run_calls.Method("store", method, values.encode([new]), values.encode({}))
-        return values.decode(self._ask(request))
+        return cast(tuple[Job, bool], self._send("start_run", (new,), {}))
 
     def run_writers(self) -> list[tuple[str, Any]]:
         """Return an empty list: a job cannot tell which processes are gone."""
@@ -136,6 +113,12 @@ class ChannelStore(ChannelPart):
 
     def close(self) -> None:
         """Do nothing: the agent keeps the store open."""
+
+
+def _send(ask: Ask, part: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the answer of the agent to a call of a part of the workspace."""
+    request = run_calls.Method(part, method, values.encode(args), values.encode(kwargs))
+    return values.decode(ask(request, once=method in ONCE))
 
 
 class ChannelBlobs:

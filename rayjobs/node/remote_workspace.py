@@ -15,6 +15,7 @@ from rayjobs.datastore.errors import DatastoreError
 from rayjobs.protocol.names import CHUNK_BYTES
 from rayjobs.protocol.workspaces import WorkspaceFacts
 from rayjobs.store.base import Store
+from rayjobs.store.forwarding import Forwarded
 from rayjobs.workspace.blobs import Blob, open_source
 from rayjobs.workspace.fetched_blobs import FetchedBlobs
 from rayjobs.workspace.folder import OpenWorkspace
@@ -94,40 +95,15 @@ def ask_target(target: str, method: str, *given: Any) -> Any:
         raise StoreError(f"the target {target} cannot be reached: {error}") from error
 
 
-class RemotePart:
-    """Forwards every method call to the target."""
-
-    def __init__(self, ask: Ask, path: str, part: str, kind: type) -> None:
-        """Represent the `part` of the workspace at `path` on the target's machine.
-
-        Args:
-            kind: The protocol of that part. Some users test an object for its attributes, so this
-                one has no others.
-        """
-        self._ask = ask
-        self._path = path
-        self._part = part
-        self._kind = kind
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        if method.startswith("_") or not hasattr(self._kind, method):
-            raise AttributeError(method)
-
-        def call(*given: Any, **more: Any) -> Any:
-            return self._ask("call", self._path, self._part, method, given, more)
-
-        return call
-
-
-class RemoteStore(RemotePart):
+class RemoteStore(Forwarded):
     """A `Store` over Ray."""
 
     def __init__(self, ask: Ask, path: str) -> None:
         """Represent the store of the workspace at `path` on the target's machine."""
         from rayjobs.datastore.catalogue import Catalogue
 
-        super().__init__(ask, path, "store", Store)
-        self.catalogue = RemotePart(ask, path, "catalogue", Catalogue)
+        super().__init__(Store, partial(ask, "call", path, "store"))
+        self.catalogue = Forwarded(Catalogue, partial(ask, "call", path, "catalogue"))
 
     def close(self) -> None:
         """Leave the target's own store open."""
