@@ -10,6 +10,7 @@ import enum
 import importlib
 import inspect
 import json
+import re
 import typing
 from collections.abc import Iterator
 
@@ -19,6 +20,7 @@ from reference import first_sentence, meanings
 from rayjobs.injob import run_calls
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import EndReason, Outcome
+from rayjobs.jobs.events import EventData
 from rayjobs.jobs.outcomes import ENDS, RULES
 from rayjobs.protocol import calls
 from rayjobs.target.answers import ANSWERS
@@ -44,8 +46,9 @@ def classes() -> dict[str, type[Message]]:
     Raises:
         ValueError: two classes have one name, and the page has a section for each name.
     """
-    for file in sorted((ROOT / "rayjobs").rglob("*.py")):
-        if "(Message)" in file.read_text(encoding="utf-8"):
+    folders = (ROOT / "rayjobs", ROOT / "rayjobs" / "tuning")  # the second is a link
+    for file in sorted(one for folder in folders for one in folder.rglob("*.py")):
+        if re.search(r"\((Message|EventData)\)", file.read_text(encoding="utf-8")):
             importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
     found: dict[str, type[Message]] = {}
     for one in _subclasses(Message):
@@ -130,6 +133,10 @@ def text() -> str:
         f"| {form_of(run_calls.value_of(one))} |"
         for one in run_calls.Request.__subclasses__()
     ]
+    of_events = [
+        f"| `{one.KIND}` | {link(one.__name__, one.__name__.lower())} |"
+        for one in sorted(_subclasses(EventData), key=lambda one: one.KIND)
+    ]
     of_outcomes = [
         f"| `{one}` | {RULES[one].final_state or 'tried again'} "
         f"| {RULES[one].failure_class or ''} | {'yes' if RULES[one].spends_budget else 'no'} "
@@ -152,6 +159,9 @@ def text() -> str:
         "## Calls of a job's script\n\nThe script makes them to its node's agent; "
         "`rayjobs/injob/run_calls.py`.\n\n"
         "| call | request | value of the answer |\n|---|---|---|\n" + "\n".join(of_requests),
+        "## Events of a job's history\n\nThe kinds whose data is read by code; "
+        "`rayjobs/jobs/events.py`.\n\n"
+        "| kind | data |\n|---|---|\n" + "\n".join(of_events),
         "## Outcomes of an attempt\n\n"
         "| outcome | the job is then | failure class | counts against its budget | host or node "
         "lost |\n|---|---|---|---|---|\n" + "\n".join(of_outcomes),

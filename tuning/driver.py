@@ -39,6 +39,7 @@ from rayjobs.tuning.engine import (
     conclude,
     metric_missing,
 )
+from rayjobs.tuning.events import MetricMissing
 from rayjobs.tuning.policies import Scheduler
 from rayjobs.tuning.registering import register_best
 from rayjobs.tuning.results import MODEL_MISSING, best_trial
@@ -64,7 +65,6 @@ NAMES_S = 2.0
 # Many scripts log a loss at each step, but the metric only after each epoch. A trial is noted at
 # once only if it reports a similar name, else after it has reported other metrics for this time.
 NO_METRIC_S = 30.0
-METRIC_MISSING = "metric_missing"
 TRIAL_TAG = "trial"
 SWEEP_TAG = "sweep"
 _REASONS_SHOWN = 5
@@ -304,10 +304,11 @@ class Driver:
         notice = metric_missing(self.state.trials, self.spec.metric)
         if notice is None:
             return
-        known = [one for one in self._store.events(self.id) if one.kind == METRIC_MISSING]
-        if not known or (notice.near and not any(one.data.get("near") for one in known)):
-            data = {"near": notice.near}
-            self._store.add_event(self.id, METRIC_MISSING, notice.text, data=data)
+        found = (MetricMissing.of(event) for event in self._store.events(self.id))
+        known = [one for one in found if one is not None]
+        if not known or (notice.near and not any(one.near for one in known)):
+            data = MetricMissing(notice.near).to_json()
+            self._store.add_event(self.id, MetricMissing.KIND, notice.text, data=data)
 
     def _gone(self, trial: TrialRecord) -> TrialRecord:
         return conclude(

@@ -28,6 +28,7 @@ from rayjobs.store.base import Store
 from rayjobs.target.secrets import TargetSecrets
 from rayjobs.target.starting import wake
 from rayjobs.tuning.driver import STORE_PAUSE_S, Driver
+from rayjobs.tuning.events import DriverFault
 from rayjobs.workspace.folder import needs_secrets, open_workspace
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,6 @@ log = logging.getLogger(__name__)
 # How many drivers may fail with an unforeseen error, without progress between them, before the
 # sweep is given up.
 MOST_FAULTS = 5
-FAULT_EVENT = "driver_fault"
 DRIVER_EVENT = "driver"  # its data has the pid
 # An idle actor keeps its node from being scaled down, and uses memory; without it, the next sweep
 # has to import Ray Tune again.
@@ -148,10 +148,10 @@ def drive(workspace: Any, sweep_id: str, *, wake_target: Callable[[], None]) -> 
         log.exception("the driver of %s failed", sweep_id)
         fault = error
     text = f"{type(fault).__name__}: {fault}"
-    done = progress(workspace.store, sweep_id)
-    workspace.store.add_event(sweep_id, FAULT_EVENT, text, data={"progress": done})
-    faults = [one for one in workspace.store.events(sweep_id) if one.kind == FAULT_EVENT]
-    in_vain = sum(1 for one in faults if dict(one.data or {}).get("progress") == done)
+    here = DriverFault(progress(workspace.store, sweep_id))
+    workspace.store.add_event(sweep_id, DriverFault.KIND, text, data=here.to_json())
+    events = workspace.store.events(sweep_id)
+    in_vain = sum(1 for event in events if DriverFault.of(event) == here)
     if in_vain < MOST_FAULTS:
         raise fault
     reason = f"its driver failed {in_vain} times in the same place, the last time with {text}"
@@ -178,17 +178,17 @@ def _begun(workspace: Any, sweep_id: str, wake_target: Callable[[], None]) -> Dr
             time.sleep(STORE_PAUSE_S)
 
 
-def progress(store: Store, sweep_id: str) -> list[int]:
+def progress(store: Store, sweep_id: str) -> tuple[int, ...]:
     """Return a sweep's progress, as numbers that change with everything a driver does."""
     trials = store.trials(sweep_id)
-    return [
+    return (
         len(trials),
         sum(trial.job is not None for trial in trials),
         sum(len(trial.reports) for trial in trials),
         sum(trial.judged for trial in trials),
         sum(trial.stop_requested for trial in trials),
         sum(trial.ended_at is not None for trial in trials),
-    ]
+    )
 
 
 def end_unreadable(workspace: Any, sweep_id: str, reason: str) -> None:

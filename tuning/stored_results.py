@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.core.errors import NotFoundError
 from rayjobs.core.text import counted
 from rayjobs.data import made
+from rayjobs.data.events import OutputStored
 from rayjobs.datastore.backends import open_backend
 from rayjobs.jobs.records import Job
 from rayjobs.results import metrics
@@ -61,7 +62,7 @@ def _pin(
     pinned = made.pin(workspace.catalogue, name, record, path, files)
     text = f"output {name}: {counted(len(files), 'file')} in {datastore}/{path}"
     workspace.store.add_event(
-        sweep.id, made.OUTPUT_EVENT, text, attempt=sweep.attempt, data={**pinned, "node": 0}
+        sweep.id, OutputStored.KIND, text, attempt=sweep.attempt, data=pinned.to_json()
     )
 
 

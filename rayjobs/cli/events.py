@@ -11,6 +11,7 @@ from rayjobs.cli.output import print_json, print_json_line, table
 from rayjobs.cli.params import job_argument
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.terminal import plain_text
+from rayjobs.jobs.events import AgentLost
 from rayjobs.jobs.records import Event
 from rayjobs.remote.events import follow as follow_events
 
@@ -55,6 +56,7 @@ def events(settings: Settings, job: str, follow: bool) -> None:
 def _row(event: Event, verbose: bool) -> tuple[str, str, str, str]:
     at = event.at.astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     attempt = str(event.attempt) if event.attempt else ""
-    detail = str((event.data or {}).get("detail") or "") if verbose else ""
+    lost = AgentLost.of(event) if verbose else None
+    detail = "" if lost is None else lost.detail
     message = f"{event.message} ({detail})" if detail else event.message
     return at, attempt, event.kind, plain_text(" ".join(message.split()))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -28,8 +30,9 @@ from rayjobs.cli.summary import left_out, stored_later
 from rayjobs.core.failures import signal_name
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import GIB, counted, duration_text, size_text
-from rayjobs.data.made import outputs_stored
-from rayjobs.data.pins import inputs_read
+from rayjobs.data.made import OutputPlace, outputs_stored
+from rayjobs.data.pins import InputRead, inputs_read
+from rayjobs.jobs.events import ModelRefused
 from rayjobs.jobs.hosts import described
 from rayjobs.jobs.records import INTERACTIVE, Attempt, Job, name_of
 from rayjobs.jobs.states import JobState
@@ -38,7 +41,6 @@ from rayjobs.results.merged_logs import rank_set
 from rayjobs.results.metrics import number_text, summaries
 from rayjobs.results.usage import peak_bytes, records_of
 from rayjobs.snapshots import git
-from rayjobs.store.models import REFUSED as MODEL_REFUSED
 from rayjobs.workspace.folder import OpenWorkspace
 
 METRICS_SHOWN = 20
@@ -82,7 +84,8 @@ def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
         gone = why_gone(workspace.store, found)
         revision = _revision(workspace.store.revision(found.id))
         outputs = outputs_stored(workspace.store, found)
-        head = _head(found, outlook, attempts, [*inputs, *outputs], earlier_s, at_most, lost)
+        data = [*_input_lines(inputs), *_output_lines(outputs)]
+        head = _head(found, outlook, attempts, data, earlier_s, at_most, lost)
         if gone:
             head.append(("Gone", plain_text(gone)))
         if stored_later(workspace.store, found):
@@ -141,8 +144,8 @@ def _as_json(
         "spec": job.spec.model_dump(mode="json"),
         "revision": store.revision(job.id),
         "git": git.of_properties(job.properties),
-        "inputs": inputs_read(store, job),
-        "outputs": outputs_stored(store, job),
+        "inputs": [one.to_json() for one in inputs_read(store, job)],
+        "outputs": [asdict(one) for one in outputs_stored(store, job)],
         "attempts": [attempt_json(attempt) for attempt in attempts],
         "packages": _packages(workspace, attempts),
         "metrics": {one.name: one.last for one in summaries(store.metrics(job.id))},
@@ -154,7 +157,7 @@ def _as_json(
             {"name": one.name, "version": one.version, "path": one.path}
             for one in store.models(run=job.id)
         ],
-        "models_refused": _refused(workspace, job),
+        "models_refused": [one.to_json() for one in _refused(workspace, job)],
     }
 
 
@@ -162,7 +165,7 @@ def _head(
     job: Job,
     outlook: Outlook,
     attempts: list[Attempt],
-    data: list[dict[str, Any]],
+    data: list[tuple[str, str]],
     earlier_s: float | None,
     at_most: bool,
     lost: list[str],
@@ -185,9 +188,7 @@ def _head(
             members_text(outlook.members) if outlook.members and job.kind == "array" else "",
         ),
         ("Git", plain_text(git.one_line(git.of_properties(job.properties) or {}))),
-        *[(f"Input {one['name']}", _input_text(one)) for one in data if "source" in one],
-        *[("Changed", str(one["changed"])) for one in data if one.get("changed")],
-        *[(f"Output {one['name']}", _output_text(one)) for one in data if "place" in one],
+        *data,
         *[("Left out", sentence) for sentence in lost],
         *[("Substitute", str(one)) for one in job.spec.substitutes],
         ("Resumes from", job.spec.resume_from or ""),
@@ -259,21 +260,35 @@ def _array_text(job: Job) -> str:
     return array.indices if array.limit is None else f"{array.indices}, {array.limit} at a time"
 
 
-def _input_text(one: dict[str, Any]) -> str:
+def _input_lines(inputs: Sequence[InputRead]) -> list[tuple[str, str]]:
+    """Return a line for each input, and one for each whose files have changed."""
+    return [
+        *[(f"Input {one.name}", _input_text(one)) for one in inputs],
+        *[("Changed", one.changed) for one in inputs if one.changed],
+    ]
+
+
+def _input_text(one: InputRead) -> str:
     """Describe an input, and its bytes once a node has it."""
-    text = f"{one['source']} ({one['mode']})"
-    if "how" not in one:
+    text, got = f"{one.source} ({one.mode})", one.provided
+    if got is None:
         return text
-    version = one["version"] if one["version"] not in ("", one["source"].partition(":")[2]) else ""
-    size = f", {counted(one['files'], 'file')}, {size_text(one['bytes'])}" if one["files"] else ""
-    return f"{text}: {one['how']}{size}" + (f", {version}" if version else "")
+    version = got.version if got.version not in ("", one.source.partition(":")[2]) else ""
+    size = f", {counted(got.files, 'file')}, {size_text(got.bytes or 0)}" if got.files else ""
+    return f"{text}: {got.how}{size}" + (f", {version}" if version else "")
 
 
-def _output_text(one: dict[str, Any]) -> str:
-    """Describe an output: where it is, and what was stored there."""
-    if one["files"] is None:
-        return f"{one['place']} (not stored yet)"
-    return f"{one['place']}: {counted(one['files'], 'file')}, {size_text(one['bytes'])}"
+def _output_lines(outputs: Sequence[OutputPlace]) -> list[tuple[str, str]]:
+    """Return a line for each output: where it is, and what was stored there."""
+    return [
+        (
+            f"Output {one.name}",
+            f"{one.place} (not stored yet)"
+            if one.files is None or one.bytes is None
+            else f"{one.place}: {counted(one.files, 'file')}, {size_text(one.bytes)}",
+        )
+        for one in outputs
+    ]
 
 
 def _what(job: Job) -> str:
@@ -429,7 +444,7 @@ def _models(workspace: OpenWorkspace, job: Job) -> str:
         [
             *[(f"{one.name}:{one.version}", one.path) for one in made],
             *[
-                (one["name"], plain_text(f"not registered: {one['why']}"))
+                (one.name, plain_text(f"not registered: {one.why}"))
                 for one in _refused(workspace, job)
             ],
             *[
@@ -441,11 +456,8 @@ def _models(workspace: OpenWorkspace, job: Job) -> str:
     )
 
 
-def _refused(workspace: OpenWorkspace, job: Job) -> list[dict[str, Any]]:
+def _refused(workspace: OpenWorkspace, job: Job) -> list[ModelRefused]:
     """Return what was refused at the run's end and has not been registered by hand since."""
     made = {(one.name, one.path) for one in workspace.store.models(run=job.id)}
-    return [
-        {key: event.data[key] for key in ("name", "path", "why")}
-        for event in workspace.store.events(job.id)
-        if event.kind == MODEL_REFUSED and (event.data["name"], event.data["path"]) not in made
-    ]
+    refused = (ModelRefused.of(event) for event in workspace.store.events(job.id))
+    return [one for one in refused if one is not None and (one.name, one.path) not in made]

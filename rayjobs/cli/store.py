@@ -17,7 +17,7 @@ from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import UsageError
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import duration_text
-from rayjobs.data.made import OUTPUT_EVENT
+from rayjobs.data.events import OutputStored
 from rayjobs.jobs import unstored
 from rayjobs.jobs.records import Job
 from rayjobs.target.answers import StoreAnswer
@@ -64,7 +64,7 @@ def store(settings: Settings, job: str) -> int:
         stored = [
             one.message
             for one in workspace.store.events(found.id)
-            if one.kind == OUTPUT_EVENT and one.attempt == found.attempt
+            if one.kind == OutputStored.KIND and one.attempt == found.attempt
         ]
     if settings.as_json:
         print_json({"id": found.id, "stored": stored, "problems": answer.problems})

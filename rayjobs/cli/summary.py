@@ -8,10 +8,10 @@ from rayjobs.cli.jobviews import earlier_runs, end_text, ran_s, short_id, waited
 from rayjobs.cli.output import state_colour
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import counted, duration_text, size_text
-from rayjobs.data.pins import CHANGED_EVENT
+from rayjobs.data.events import InputChanged
 from rayjobs.jobs import unstored
 from rayjobs.jobs.states import JobState
-from rayjobs.results.left_out import LeftOut
+from rayjobs.results.left_out import FileLeftOut
 from rayjobs.results.metrics import number_text, summaries
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def changed_inputs(store: Store, job: Job) -> list[str]:
     return [
         plain_text(event.message)
         for event in store.events(job.id)
-        if event.kind == CHANGED_EVENT and event.attempt == job.attempt
+        if event.kind == InputChanged.KIND and event.attempt == job.attempt
     ]
 
 
@@ -40,7 +40,7 @@ def left_out(store: Store, job: Job) -> list[str]:
     found = [
         plain_text(event.message)
         for event in store.events(job.id)
-        if event.kind == LeftOut.KIND and event.attempt == job.attempt
+        if event.kind == FileLeftOut.KIND and event.attempt == job.attempt
     ]
     more = len(found) - LEFT_OUT_SHOWN
     return found[:LEFT_OUT_SHOWN] + (

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rayjobs.data.events import OutputStored
 from rayjobs.datastore.backends import open_backend
 from rayjobs.datastore.catalogue import Catalogue, DatastoreRecord
 from rayjobs.datastore.data_input import DataInput
@@ -22,13 +23,11 @@ from rayjobs.injob.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from rayjobs.datastore.backends import StoredFile
-    from rayjobs.jobs.records import Event, Job
+    from rayjobs.jobs.records import Job
     from rayjobs.store.base import Store
     from rayjobs.store.contract.runs import RunStore
     from rayjobs.workspace.folder import OpenWorkspace
 
-OUTPUT_EVENT = "output"
-PIN = "pin"
 MOST_NAMED = 3
 
 
@@ -49,6 +48,25 @@ class MadeOutput:
     path: str
     files: Manifest
     records: tuple[DatastoreRecord, ...]
+
+
+@dataclass(frozen=True)
+class OutputPlace:
+    """An output of a job and where its files are, or will be.
+
+    Attributes:
+        name: The output's name.
+        place: The datastore and the path in it.
+        files: How many files were stored; None: not stored yet.
+        bytes: Their size; None: not stored yet.
+        job: Id of the job that stores them.
+    """
+
+    name: str
+    place: str
+    files: int | None
+    bytes: int | None
+    job: str
 
 
 def manifest_of(record: DatastoreRecord, path: str, files: Iterable[StoredFile]) -> Manifest:
@@ -72,18 +90,18 @@ def manifest_of(record: DatastoreRecord, path: str, files: Iterable[StoredFile])
 
 def pin(
     catalogue: Catalogue, name: str, record: DatastoreRecord, path: str, files: Manifest
-) -> dict[str, Any]:
+) -> OutputStored:
     """Store the manifest of an output, and return the data of its event."""
     whole = DataInput(name=name, mode="mount", records=(record,), manifest=files)
     text = json.dumps(whole.to_json(), sort_keys=True)
-    return {
-        "name": name,
-        "datastore": record.name,
-        "path": path,
-        "files": len(files),
-        "bytes": files.total_bytes,
-        PIN: catalogue.put_manifest(text.encode()),
-    }
+    return OutputStored(
+        name=name,
+        datastore=record.name,
+        path=path,
+        files=len(files),
+        bytes=files.total_bytes,
+        pin=catalogue.put_manifest(text.encode()),
+    )
 
 
 def outputs_made(
@@ -94,55 +112,52 @@ def outputs_made(
     Args:
         name: Only this output.
     """
-    newest: dict[str, dict[int, Event]] = {}
-    attempt: dict[str, int] = {}
-    for event in store.events(job_id):
-        title = str(event.data.get("name", ""))
-        if event.kind != OUTPUT_EVENT or PIN not in event.data or name not in (None, title):
-            continue
-        if event.attempt > attempt.get(title, -1):
-            attempt[title], newest[title] = event.attempt, {}
-        # A later event of a node replaces an earlier one: the agent may have died in between.
-        newest[title][int(event.data.get("node", 0))] = event
     return {
-        title: _joined(catalogue, title, [one.data for _, one in sorted(events.items())])
-        for title, events in newest.items()
+        title: _joined(catalogue, title, [one for _, one in sorted(nodes.items())])
+        for title, nodes in _stored(store, job_id).items()
+        if name in (None, title)
     }
 
 
-def outputs_stored(store: Store, job: Job) -> list[dict[str, Any]]:
-    """Return a job's outputs: name, place, and once they were stored, how many files and bytes.
+def _stored(store: RunStore, job_id: str) -> dict[str, dict[int, OutputStored]]:
+    """Return what each node of the newest attempt with outputs has pinned, by name and by node."""
+    newest: dict[str, dict[int, OutputStored]] = {}
+    attempt: dict[str, int] = {}
+    for event in store.events(job_id):
+        one = OutputStored.of(event)
+        if one is None or not one.pin:
+            continue
+        if event.attempt > attempt.get(one.name, -1):
+            attempt[one.name], newest[one.name] = event.attempt, {}
+        # A later event of a node replaces an earlier one: the agent may have died in between.
+        newest[one.name][one.node] = one
+    return newest
+
+
+def outputs_stored(store: Store, job: Job) -> list[OutputPlace]:
+    """Return a job's outputs, those of its spec first.
 
     A step that reuses earlier results has the outputs of the job that made them.
     """
     step = store.step_of(job.id)
     made_by = step.original if step is not None and step.original is not None else job.id
-    stored: dict[str, dict[int, Event]] = {}
-    for event in store.events(made_by):
-        if event.kind == OUTPUT_EVENT and PIN in event.data:
-            nodes = stored.setdefault(str(event.data["name"]), {})
-            if any(one.attempt < event.attempt for one in nodes.values()):
-                nodes.clear()
-            nodes[int(event.data.get("node", 0))] = event
+    stored = _stored(store, made_by)
     found = []
     for name in [*job.spec.outputs, *(one for one in stored if one not in job.spec.outputs)]:
-        pins = [one.data for one in stored.get(name, {}).values()]
+        pins = [*stored.get(name, {}).values()]
         if pins:
-            facts = {
-                "place": f"{pins[-1]['datastore']}/{pins[-1]['path']}",
-                "files": sum(int(one["files"]) for one in pins),
-                "bytes": sum(int(one["bytes"]) for one in pins),
-            }
+            place = f"{pins[-1].datastore}/{pins[-1].path}"
+            files, size_bytes = sum(one.files for one in pins), sum(one.bytes for one in pins)
+            found.append(OutputPlace(name, place, files, size_bytes, made_by))
         else:
             template = job.spec.outputs[name].destination
             place = template.replace("{run-id}", made_by).replace("{output-name}", name)
-            facts = {"place": place, "files": None, "bytes": None}
-        found.append({"name": name, **facts, "job": made_by})
+            found.append(OutputPlace(name, place, None, None, made_by))
     return found
 
 
-def _joined(catalogue: Catalogue, name: str, pins: Sequence[Mapping[str, Any]]) -> MadeOutput:
-    parts = [DataInput.from_json(json.loads(catalogue.manifest(one[PIN]))) for one in pins]
+def _joined(catalogue: Catalogue, name: str, pins: Sequence[OutputStored]) -> MadeOutput:
+    parts = [DataInput.from_json(json.loads(catalogue.manifest(one.pin))) for one in pins]
     records = {
         record.name: _current(catalogue, record) for part in parts for record in part.records
     }
@@ -150,8 +165,8 @@ def _joined(catalogue: Catalogue, name: str, pins: Sequence[Mapping[str, Any]]) 
     single = any(part.manifest is not None and part.manifest.single_file for part in parts)
     return MadeOutput(
         name=name,
-        datastore=str(pins[-1]["datastore"]),
-        path=str(pins[-1]["path"]),
+        datastore=pins[-1].datastore,
+        path=pins[-1].path,
         files=Manifest.of(entries.values(), single_file=single and len(entries) == 1),
         records=tuple(records.values()),
     )

@@ -6,12 +6,14 @@ import difflib
 import json
 import posixpath
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import NotFoundError, Problem, UsageError
 from rayjobs.core.text import did_you_mean
 from rayjobs.data.arguments import SAVED
+from rayjobs.data.events import InputChanged, InputProvided, OutputStored
 from rayjobs.datastore.errors import (
     AccessDenied,
     CredentialNotSet,
@@ -21,6 +23,7 @@ from rayjobs.datastore.errors import (
     InvalidReference,
 )
 from rayjobs.datastore.refs import check_dataset_name
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Input, JobSpec
@@ -33,10 +36,6 @@ if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
 DATASET = "dataset:"
-INPUT_EVENT = "input"
-CHANGED_EVENT = "input_changed"
-PROTECTED_EVENT = "input_protected"
-OUTPUT_EVENT = "output"
 MOST_NAMES = 8
 # Set by `resume_from`, not by an input.
 _OTHERS = frozenset({"MODEL_LOCATION"})
@@ -271,8 +270,6 @@ def resolve(
     Raises:
         DatastoreError: it does not exist, or its storage cannot be read.
     """
-    from dataclasses import replace
-
     from rayjobs.datastore.catalogue import relocated
     from rayjobs.datastore.data_input import DataInput
     from rayjobs.datastore.inputs import resolve_input
@@ -310,26 +307,61 @@ def resolve(
 # -- afterwards ------------------------------------------------------------------------------------
 
 
-def inputs_read(store: Store, job: Job) -> list[dict[str, Any]]:
-    """Return a job's inputs, each with the version that its newest attempt was given.
+@dataclass(frozen=True)
+class InputRead:
+    """An input of a job, with what its newest attempt was given.
 
-    Keys: name, source, mode; once a node has provided it: how (linked, mounted, downloaded,
-    copied, direct), version (``name:version``, a manifest's digest, or "" for a folder without a
-    manifest), dataset, dataset_id, files, bytes, attempt; and if its files changed while that
-    attempt ran: changed (a sentence).
+    Attributes:
+        name: The input's name.
+        source: The source, with its exact version.
+        mode: mount, download or direct.
+        provided: What a node reported of it; None: no node has provided it yet.
+        attempt: The attempt that was given it; None: none was.
+        changed: A sentence, if its files changed while that attempt ran; otherwise empty.
     """
-    seen: dict[str, Mapping[str, Any]] = {}
-    if job.spec.inputs:
-        for event in store.events(job.id):
-            if event.kind == INPUT_EVENT:
-                seen[str(event.data.get("name"))] = {**event.data, "attempt": event.attempt}
-            elif event.kind == CHANGED_EVENT:
-                name = str(event.data.get("name"))
-                seen[name] = {**seen.get(name, {}), "changed": event.message}
-    return [
-        {"name": name, "source": one.source, "mode": one.mode, **seen.get(name, {})}
-        for name, one in job.spec.inputs.items()
-    ]
+
+    name: str
+    source: str
+    mode: str
+    provided: InputProvided | None = None
+    attempt: int | None = None
+    changed: str = ""
+
+    @property
+    def version(self) -> str:
+        """The version as in `InputProvided`; empty if it is unknown."""
+        return "" if self.provided is None else self.provided.version
+
+    @property
+    def dataset_id(self) -> str:
+        """The id of the dataset's version; empty if it is unknown."""
+        return "" if self.provided is None else self.provided.dataset_id
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as one JSON object; entries that are not known yet are left out."""
+        provided: dict[str, Any] = {}
+        if self.provided is not None:
+            provided = {**self.provided.to_json(), "attempt": self.attempt}
+        changed = {"changed": self.changed} if self.changed else {}
+        return {**provided, "name": self.name, "source": self.source, "mode": self.mode, **changed}
+
+
+def inputs_read(store: Store, job: Job) -> list[InputRead]:
+    """Return a job's inputs, each with the version that its newest attempt was given."""
+    found = {name: InputRead(name, one.source, one.mode) for name, one in job.spec.inputs.items()}
+    for event in store.events(job.id) if found else ():
+        if (provided := InputProvided.of(event)) is not None:
+            if (one := found.get(provided.name)) is not None:
+                found[one.name] = InputRead(
+                    one.name,
+                    provided.source or one.source,
+                    provided.mode or one.mode,
+                    provided,
+                    event.attempt,
+                )
+        elif (change := InputChanged.of(event)) is not None and change.name in found:
+            found[change.name] = replace(found[change.name], changed=event.message)
+    return [*found.values()]
 
 
 def input_datasets(store: Store, job: Job) -> list[dict[str, Any]]:
@@ -338,17 +370,17 @@ def input_datasets(store: Store, job: Job) -> list[dict[str, Any]]:
     return [
         {
             "dataset": {
-                "id": one.get("dataset_id", ""),
-                "name": one["source"].removeprefix(DATASET).rpartition(":")[0]
-                if one["source"].startswith(DATASET)
+                "id": one.dataset_id,
+                "name": one.source.removeprefix(DATASET).rpartition(":")[0]
+                if one.source.startswith(DATASET)
                 else "",
-                "version": one.get("version", ""),
-                "source": one["source"],
+                "version": one.version,
+                "source": one.source,
             },
             "consumptionDetails": {
-                "type": "RunInput" if one["source"].startswith((DATASET, SAVED)) else "Reference",
-                "inputName": one["name"],
-                "mechanism": mechanisms[one["mode"]],
+                "type": "RunInput" if one.source.startswith((DATASET, SAVED)) else "Reference",
+                "inputName": one.name,
+                "mechanism": mechanisms[one.mode],
             },
         }
         for one in inputs_read(store, job)
@@ -359,20 +391,17 @@ def output_datasets(store: Store, job: Job) -> list[dict[str, Any]]:
     """Return `get_details()["outputDatasets"]`: Azure ML's keys, and what was stored."""
     if not job.spec.outputs:
         return []
-    stored = {
-        str(event.data.get("name")): event.data
-        for event in store.events(job.id)
-        if event.kind == OUTPUT_EVENT
-    }
+    events = (OutputStored.of(event) for event in store.events(job.id))
+    stored = {one.name: one for one in events if one is not None}
     return [
         {
-            "identifier": {"savedId": one.get("dataset_id", "")},
+            "identifier": {"savedId": one.dataset_id},
             "outputType": "RunOutput",
             "outputDetails": {"outputName": name},
             "dataset": {
-                "name": one.get("dataset", ""),
-                "version": one.get("version", ""),
-                "source": f"{one.get('datastore', '')}/{one.get('path', '')}",
+                "name": one.dataset,
+                "version": "" if one.version is None else one.version,
+                "source": f"{one.datastore}/{one.path}",
             },
         }
         for name, one in stored.items()

@@ -18,7 +18,9 @@ from rayjobs.core.clock import Clock, to_text
 from rayjobs.core.errors import NotFoundError, RayjobsError
 from rayjobs.engine.board import Served
 from rayjobs.engine.notice_senders import NotSentError, send
+from rayjobs.jobs.events import StateChanged
 from rayjobs.jobs.records import INTERACTIVE, Event, Job
+from rayjobs.jobs.states import JobState
 from rayjobs.spec.notify import Receiver
 from rayjobs.store.base import Store
 from rayjobs.workspace import notifications
@@ -211,9 +213,9 @@ def _look(store: Store, target: str) -> list[Due]:
     found: list[Due] = []
     after = notifications.seen(store, target)
     while page := store.history(after=after, limit=PAGE):
-        ends = [event for event in page if _is_end(event)]
+        ends = [(event, state) for event in page if (state := _end_of(event)) is not None]
         known = notifications.subscriptions(store) if ends else []
-        for event in ends:
+        for event, state in ends:
             job = _job(store, event.job)
             if job is None or job.target != target or job.kind == INTERACTIVE:
                 continue
@@ -222,7 +224,7 @@ def _look(store: Store, target: str) -> list[Due]:
             for receiver in notifications.receivers_of(
                 job.spec.notify, known, user=job.user, at=event.at
             ):
-                if not receiver.wants(str(event.data["new"])):
+                if not receiver.wants(str(state)):
                     continue
                 due = Due(
                     job=job.id, serial=event.serial, receiver=str(receiver), first_at=event.at
@@ -235,8 +237,10 @@ def _look(store: Store, target: str) -> list[Due]:
     return found
 
 
-def _is_end(event: Event) -> bool:
-    return event.kind == "state" and event.data.get("new") in ("Completed", "Failed", "Canceled")
+def _end_of(event: Event) -> JobState | None:
+    """Return the final state that a job got; None if the event is not its end."""
+    changed = StateChanged.of(event)
+    return changed.new if changed is not None and changed.new.is_final else None
 
 
 def _job(store: Store, job_id: str) -> Job | None:

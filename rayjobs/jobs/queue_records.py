@@ -13,8 +13,6 @@ from rayjobs.jobs.states import JobState
 # it differs, the job must be reread.
 Mark = tuple[int, int, int, str | None, str | None, str]
 
-# Kind of the event for an attempt that began with a checkpoint.
-RESUMED = "resumed"
 # How much of a long command serves as its name.
 NAMED_CHARACTERS = 40
 

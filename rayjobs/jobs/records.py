@@ -190,7 +190,12 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One line of a job's history."""
+    """One line of a job's history.
+
+    Attributes:
+        message: What happened, for people.
+        data: Plain JSON. Code reads it only as an `EventData` of its kind (`rayjobs.jobs.events`).
+    """
 
     serial: int
     job: str

@@ -230,13 +230,14 @@ def data_of(store: Store, job: Job) -> list[dict[str, Any]]:
     """
     found = pins.inputs_read(store, job)
     for one in found:
-        if one.get("attempt") != job.attempt:
+        if one.attempt != job.attempt:
             raise UsageError(
-                f"it is not known which version of its input {one['name']!r} run {job.id} read, "
+                f"it is not known which version of its input {one.name!r} run {job.id} read, "
                 f"so a model of it would have no lineage",
                 run=job.id,
             )
-    return [{key: one[key] for key in DATA_KEYS if one.get(key)} for one in found]
+    facts = [one.to_json() for one in found]
+    return [{key: one[key] for key in DATA_KEYS if one.get(key)} for one in facts]
 
 
 def _json_number(value: float) -> float | str:

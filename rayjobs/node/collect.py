@@ -17,6 +17,7 @@ from rayjobs.datastore.progress import line_of
 from rayjobs.injob import open_files
 from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.events import Restored
 from rayjobs.models import requested
 from rayjobs.node.collections import Collections, Progress, on_own_thread
 from rayjobs.node.data import NodeData
@@ -27,10 +28,9 @@ from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.calls import StoreProgress
 from rayjobs.protocol.collected import Collected, RequestedModel
 from rayjobs.results.collect import MetricFollower, Publisher, deliver, log_tails, missing_records
-from rayjobs.results.left_out import LeftOut
+from rayjobs.results.left_out import FileLeftOut, LeftOut
 from rayjobs.results.live_logs import Sender
 from rayjobs.results.live_logs import folder as live_folder
-from rayjobs.store.dropped import RESTORED_EVENT
 
 log = logging.getLogger(__name__)
 
@@ -265,7 +265,7 @@ class Collecting:
         for one in left_out:
             if one.sentence not in noted:
                 noted.add(one.sentence)
-                self._workspaces.note(on, LeftOut.KIND, one.sentence, one.data)
+                self._workspaces.note(on, FileLeftOut.KIND, one.sentence, one.data.to_json())
 
     def _forget(self, on: AttemptOnNode) -> None:
         """Drop the state of an attempt whose files are all stored."""
@@ -283,7 +283,7 @@ class Collecting:
             events = self._workspaces.of(on).store.events(on.job)
         except StoreError:
             return ""
-        found = [one for one in events if one.kind == RESTORED_EVENT and one.attempt == on.attempt]
+        found = [one for one in events if one.kind == Restored.KIND and one.attempt == on.attempt]
         return found[-1].message if found else ""
 
     def _compare_inputs(self, on: AttemptOnNode) -> list[str]:

@@ -23,6 +23,7 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import counted, duration_text, size_text
 from rayjobs.data import pins
+from rayjobs.data.events import InputChanged, InputProtected, InputProvided
 from rayjobs.datastore import credentials
 from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable, InvalidReference
 from rayjobs.datastore.progress import Progress, ProgressCallback, line_of
@@ -182,10 +183,11 @@ class NodeData:
             # The first node compares the files for all nodes: it must know which nodes left them
             # writable.
             how = f"not read-only by their own path: {why_open}" if why_open else "read-only"
+            protected = InputProtected(name, node, why_open)
             to.note(
-                pins.PROTECTED_EVENT,
+                InputProtected.KIND,
                 f"input {name}: on node {node} its files are {how}",
-                {"name": name, "node": node, "why_open": why_open},
+                protected.to_json(),
             )
         if node == 0:
             if held.seen:
@@ -194,22 +196,19 @@ class NodeData:
                     "version": held.version,
                     "why_open": why_open,
                 }
-            to.note(
-                pins.INPUT_EVENT,
-                _input_text(held, requested, took_s),
-                {
-                    "name": name,
-                    "source": requested.source,
-                    "mode": requested.mode,
-                    "how": held.how,
-                    "version": held.version,
-                    "dataset": source.dataset,
-                    "dataset_id": source.dataset_id,
-                    "files": held.files,
-                    "bytes": held.bytes,
-                    "took_s": round(took_s, 3),
-                },
+            provided = InputProvided(
+                name=name,
+                source=requested.source,
+                mode=requested.mode,
+                how=held.how,
+                version=held.version,
+                dataset=source.dataset,
+                dataset_id=source.dataset_id,
+                files=held.files,
+                bytes=held.bytes,
+                took_s=round(took_s, 3),
             )
+            to.note(InputProvided.KIND, _input_text(held, requested, took_s), provided.to_json())
         for sentence in held.said:
             to.note("data", sentence, {"name": name})
         return held.path
@@ -364,9 +363,9 @@ class NodeData:
         nodes: dict[int, dict[str, str]] = {}
         try:
             for event in history():
-                if event.kind == pins.PROTECTED_EVENT and event.attempt == on.attempt:
-                    of_node = nodes.setdefault(int(event.data["node"]), {})
-                    of_node[str(event.data["name"])] = str(event.data["why_open"])
+                one = InputProtected.of(event)
+                if one is not None and event.attempt == on.attempt:
+                    nodes.setdefault(one.node, {})[one.name] = one.why_open
         finally:
             # Also if the history cannot be read: then nothing is known about the other nodes.
             self._changes.learn(Path(on.root), nodes, node_count=on.node_count)
@@ -386,7 +385,7 @@ class NodeData:
             where: Returns where a folder of the inputs is now.
         """
         for sentence, facts in self._changes.compare(root, looking, where=where):
-            note(pins.CHANGED_EVENT if facts["count"] else "data", sentence, facts)
+            note(InputChanged.KIND if facts.count else "data", sentence, facts.to_json())
         self._changes.forget(root)
 
     def store_outputs(

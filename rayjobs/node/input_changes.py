@@ -15,6 +15,7 @@ from typing import Any
 
 from rayjobs.core.files import write_atomic
 from rayjobs.core.text import counted
+from rayjobs.data.events import ChangedFile, InputChanged, UnknownFile
 from rayjobs.datastore.looks import Change, Looking, Seen, changes
 
 NAMED = 5
@@ -47,10 +48,10 @@ class InputChanges:
         looking: Looking = lambda _path, _size_bytes: None,
         *,
         where: Callable[[str], str] = str,
-    ) -> list[tuple[str, dict[str, Any]]]:
+    ) -> list[tuple[str, InputChanged]]:
         """Return a sentence and the facts for each input whose files changed since `keep`.
 
-        This includes inputs with files that cannot be examined; their ``count`` of changed files
+        This includes inputs with files that cannot be examined; their `count` of changed files
         may be 0. The result is empty for an attempt that `forget` was called for, or that has no
         local data.
 
@@ -163,25 +164,25 @@ def _who(one: Mapping[str, Any], changed: Sequence[Change]) -> str:
     return f"{who}.{version}"
 
 
-def _facts(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> dict[str, Any]:
+def _facts(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> InputChanged:
     changed = [change for change in found if not change.trouble]
     unknown = [change for change in found if change.trouble]
     is_certain = not one["why_open"] and _was_written(changed)
-    return {
-        "name": name,
-        "version": one["version"],
-        "by_job": False if is_certain else None,
-        "count": len(changed),
-        "changed": [
-            {
-                "path": change.path,
-                "before": change.before,
-                "now": change.now,
-                "digest": change.digest,
-                "digest_now": change.digest_now,
-            }
+    return InputChanged(
+        name=name,
+        version=one["version"],
+        by_job=False if is_certain else None,
+        count=len(changed),
+        changed=tuple(
+            ChangedFile(
+                path=change.path,
+                before=change.before,
+                now=change.now,
+                digest=change.digest,
+                digest_now=change.digest_now,
+            )
             for change in changed[:NAMED]
-        ],
-        "unknown_count": len(unknown),
-        "unknown": [{"path": each.path, "why": each.trouble} for each in unknown[:NAMED]],
-    }
+        ),
+        unknown_count=len(unknown),
+        unknown=tuple(UnknownFile(each.path, each.trouble) for each in unknown[:NAMED]),
+    )

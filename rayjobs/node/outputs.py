@@ -18,6 +18,7 @@ from rayjobs.core.errors import StoreError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import counted
 from rayjobs.data import made
+from rayjobs.data.events import OutputStored
 from rayjobs.datastore.errors import DataExists, DatastoreError, DatastoreUnavailable
 from rayjobs.datastore.progress import Progress, ProgressCallback
 from rayjobs.injob import open_files
@@ -257,12 +258,11 @@ class Outputs:
             output = _where_now(DataOutput.from_json(entry.output.to_json()), workspace)
             try:
                 if entry.output.mode == "mount":
-                    text, facts = self._finish_mounted(root, name, entry, output, workspace)
+                    text, stored = self._finish_mounted(root, name, entry, output, workspace)
                 else:
-                    text, facts = self._store_one(name, entry, output, workspace, progress)
-                note(
-                    made.OUTPUT_EVENT, f"output {name}: {text}", {"node": record.file.node, **facts}
-                )
+                    text, stored = self._store_one(name, entry, output, workspace, progress)
+                stored = replace(stored, node=record.file.node)
+                note(OutputStored.KIND, f"output {name}: {text}", stored.to_json())
             except DataExists as error:
                 record.add_refused(name, f"output {name}: {error}")
                 continue
@@ -280,7 +280,7 @@ class Outputs:
         entry: AttemptOutput,
         output: DataOutput,
         workspace: OpenWorkspace,
-    ) -> tuple[str, dict[str, Any]]:
+    ) -> tuple[str, OutputStored]:
         from rayjobs.datastore.backends import open_backend
 
         path = _stored_at(entry, output)
@@ -288,14 +288,14 @@ class Outputs:
         if _is_in_place(entry):
             text = f"written in {place}"
         else:
-            stored = self._sync_one(root, name, entry, final=True)
-            text = f"{counted(len(stored), 'file')} stored at the end, all in {place}"
+            count = len(self._sync_one(root, name, entry, final=True))
+            text = f"{counted(count, 'file')} stored at the end, all in {place}"
         backend = open_backend(output.record)
         alone = backend.stat(path)
         files = [*backend.walk(path)] if alone is None else [alone]
         found = made.manifest_of(output.record, path, files)
-        facts = made.pin(workspace.catalogue, name, output.record, path, found)
-        return _with_dataset(text, facts, _register(workspace, entry, output) if files else None)
+        stored = made.pin(workspace.catalogue, name, output.record, path, found)
+        return _with_dataset(text, stored, _register(workspace, entry, output) if files else None)
 
     @staticmethod
     def _store_one(
@@ -304,7 +304,7 @@ class Outputs:
         output: DataOutput,
         workspace: OpenWorkspace,
         progress: ProgressCallback | None,
-    ) -> tuple[str, dict[str, Any]]:
+    ) -> tuple[str, OutputStored]:
         from rayjobs.datastore.outputs import store
 
         def report(done: Progress) -> None:
@@ -314,11 +314,11 @@ class Outputs:
         moved = store(output, _folder(entry), progress=report)
         path = _stored_at(entry, output)
         found = made.manifest_of(output.record, path, moved.files)
-        facts = made.pin(workspace.catalogue, name, output.record, path, found)
+        stored = made.pin(workspace.catalogue, name, output.record, path, found)
         dataset = _register(workspace, entry, output) if moved.files else None
         kept = f", of which {len(moved.kept)} existed already" if moved.kept else ""
         text = f"{counted(len(moved.files), 'file')} in {output.record.name}/{path}{kept}"
-        return _with_dataset(text, facts, dataset)
+        return _with_dataset(text, stored, dataset)
 
     def release(self, root: Path) -> None:
         """Remove the links to an attempt's folders. Idempotent.
@@ -383,13 +383,14 @@ def _where_now(output: DataOutput, workspace: OpenWorkspace) -> DataOutput:
 
 
 def _with_dataset(
-    text: str, facts: Mapping[str, Any], dataset: FileDataset | None
-) -> tuple[str, dict[str, Any]]:
-    """Return the sentence and facts, extended by the dataset version of the files, if any."""
+    text: str, stored: OutputStored, dataset: FileDataset | None
+) -> tuple[str, OutputStored]:
+    """Return the sentence and data, extended by the dataset version of the files, if any."""
     if dataset is None:
-        return text, dict(facts)
-    named = {"dataset": dataset.name, "version": dataset.version, "dataset_id": dataset.id}
-    return f"{text}; registered as {dataset.name}:{dataset.version}", {**facts, **named}
+        return text, stored
+    return f"{text}; registered as {dataset.name}:{dataset.version}", replace(
+        stored, dataset=dataset.name, version=dataset.version, dataset_id=dataset.id
+    )
 
 
 def _synced_of(root: Path) -> dict[str, AttemptOutput]:

@@ -16,8 +16,8 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore.digests import digest_of
 from rayjobs.environments import interpreter
 from rayjobs.injob.plan import LaunchPlan
+from rayjobs.jobs.events import Resumed
 from rayjobs.jobs.hosts import HostFacts
-from rayjobs.jobs.queue_records import RESUMED
 from rayjobs.launch import network
 from rayjobs.node import gpus
 from rayjobs.node.containers import NodeContainers
@@ -182,7 +182,8 @@ class Preparing:
         if brought is not None and on.node == 0:
             # Otherwise the job's first attempt started from it, and the work since then is lost.
             continues = brought.checkpoint is not None and brought.checkpoint.run == resume.run
-            self._workspaces.note(on, RESUMED, brought.sentence, {"continues": continues})
+            resumed = Resumed(continues)
+            self._workspaces.note(on, Resumed.KIND, brought.sentence, resumed.to_json())
 
 
 def _devices(plan: LaunchPlan) -> list[str]:

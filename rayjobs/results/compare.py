@@ -215,8 +215,7 @@ def _environment(job: Job, facts: Mapping[str, Any]) -> dict[str, Any]:
 def _data(workspace: OpenWorkspace, job: Job) -> dict[str, Any]:
     found = {}
     for one in inputs_read(workspace.store, job):
-        version = one.get("version") or one["source"]
-        found[one["name"]] = f"{version} ({one['mode']})"
+        found[one.name] = f"{one.version or one.source} ({one.mode})"
     if job.spec.resume_from:
         found["resumes from"] = job.spec.resume_from
     return found

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rayjobs.store.dropped import RESTORED_EVENT
-from rayjobs.store.pruning import PRUNED_EVENT
+from rayjobs.jobs.events import Pruned, Restored
 
 if TYPE_CHECKING:
     from rayjobs.jobs.records import Job
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
 def why_gone(store: Store, job: Job) -> str:
     """Return when and how a job's files were last removed; empty if they were not."""
     for event in reversed(store.events(job.id)):
-        if event.kind == PRUNED_EVENT or (
-            event.kind == RESTORED_EVENT and event.attempt == job.attempt
+        if event.kind == Pruned.KIND or (
+            event.kind == Restored.KIND and event.attempt == job.attempt
         ):
             return f"{event.message} ({event.at.astimezone():%Y-%m-%d %H:%M})"
     return ""

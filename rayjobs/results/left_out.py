@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.jobs.records import Event
+from rayjobs.jobs.events import EventData
+
+
+@dataclass(frozen=True)
+class FileLeftOut(EventData):
+    """Something of an attempt is not stored; the event's text says what and why.
+
+    Attributes:
+        file: Its name among the run's files; empty: it has none.
+        has_lost_files: Part of the attempt's folder is gone, so any of its files may be missing.
+    """
+
+    KIND: ClassVar[str] = "left_out"
+
+    file: str = ""
+    has_lost_files: bool = False
+
+    def explains(self, file: str) -> bool:
+        """Whether the event says why a file is missing."""
+        return self.has_lost_files or self.file == file
 
 
 @dataclass(frozen=True)
@@ -18,18 +37,11 @@ class LeftOut:
         has_lost_files: Part of the attempt's folder is gone, so any of its files may be missing.
     """
 
-    KIND: ClassVar[str] = "left_out"
-
     sentence: str
     file: str = ""
     has_lost_files: bool = False
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> FileLeftOut:
         """The data of its event."""
-        return {"file": self.file, "has_lost_files": self.has_lost_files}
-
-    @staticmethod
-    def explains(event: Event, file: str) -> bool:
-        """Whether the event of something left out says why a file is missing."""
-        return event.data.get("file") == file or bool(event.data.get("has_lost_files"))
+        return FileLeftOut(self.file, self.has_lost_files)

@@ -25,7 +25,7 @@ from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results import driver_log, live_logs, log_times, merged_logs
 from rayjobs.results.gone import why_gone
-from rayjobs.results.left_out import LeftOut
+from rayjobs.results.left_out import FileLeftOut
 from rayjobs.results.log_times import RankTimes
 
 if TYPE_CHECKING:
@@ -380,9 +380,11 @@ class Logs:
                 path = AttemptPaths(root).driver_log(rank)
                 if wanted == self.driver_name(rank) and os.path.lexists(path):
                     return driver_log.problem_of(path)
-        left_out = [one for one in self._store.events(self.job_id) if one.kind == LeftOut.KIND]
-        messages = [one.message for one in left_out if LeftOut.explains(one, wanted)]
-        return messages[-1] if messages else why_gone(self._store, self._store.job(self.job_id))
+        for event in reversed(self._store.events(self.job_id)):
+            left_out = FileLeftOut.of(event)
+            if left_out is not None and left_out.explains(wanted):
+                return event.message
+        return why_gone(self._store, self._store.job(self.job_id))
 
     def _no_log(self, name: str | None, job: Job) -> str:
         names = self.names()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rayjobs.core.clock import SystemClock, to_text
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.jobs.events import Restored
 from rayjobs.jobs.states import FINAL
 from rayjobs.store.transitions import INSERT_EVENT
 
-RESTORED_EVENT = "restored"
 # In display order. Members and trials count with their array or sweep.
 NAMED = {
     "job": "job",
@@ -125,11 +125,11 @@ def note(draft: sqlite3.Connection, found: Dropped, *, source: Path, kept_in: Pa
     """
     now = to_text(SystemClock().now())
     kept = f"; {kept_in}, the replaced store, has it" if kept_in is not None else ""
-    lines: list[tuple[str, int, str, Mapping[str, str]]] = []
+    lines: list[tuple[str, int, str, Restored]] = []
     for what, some in found.records.items():
         if what in (*NAMED.values(), MEMBER):
             lines += [
-                (job, 0, f"a restore from {source} dropped it{kept}", {"name": name})
+                (job, 0, f"a restore from {source} dropped it{kept}", Restored(name))
                 for job, name in some
             ]
     again = {one.id: one for one in found.again}
@@ -149,17 +149,17 @@ def note(draft: sqlite3.Connection, found: Dropped, *, source: Path, kept_in: Pa
             )
         else:
             continue
-        lines.append((job, attempt, text, {}))
+        lines.append((job, attempt, text, Restored()))
     draft.executemany(
         INSERT_EVENT,
         [
             {
                 "job": job,
                 "now": now,
-                "kind": RESTORED_EVENT,
+                "kind": Restored.KIND,
                 "message": text,
                 "attempt": attempt,
-                "data": json.dumps(data),
+                "data": json.dumps(data.to_json()),
             }
             for job, attempt, text, data in lines
         ],

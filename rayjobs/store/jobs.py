@@ -9,22 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core import ids
-from rayjobs.core.clock import from_text
 from rayjobs.core.errors import NotFoundError, TakenOverError, UsageError
 from rayjobs.core.terminal import plain_text
+from rayjobs.jobs.events import Pruned, Restored, SpecRevised
 from rayjobs.jobs.records import Job, JobLine, kind_text
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.arrays import split_member
 from rayjobs.store.arrays import KIND as ARRAY
 from rayjobs.store.arrays import has_member, member_row
-from rayjobs.store.dropped import RESTORED_EVENT
 from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
 from rayjobs.store.pipelines import refuse_child
-from rayjobs.store.pruning import PRUNED_EVENT
 from rayjobs.store.references import refuse_removed
 from rayjobs.store.requests import EVERY_JOB, NO_CHANGES, JobChanges, JobFilter, NewJob
-from rayjobs.store.rows import job_of, line_of, same_submit, to_json
+from rayjobs.store.rows import event_of, job_of, line_of, same_submit, to_json
 
 if TYPE_CHECKING:
     from rayjobs.spec.model import JobSpec
@@ -68,8 +66,7 @@ ORDER BY serial DESC LIMIT 2000
 
 # Lines about jobs that a prune or a restore removed.
 GONE = f"""
-SELECT job, message, at, json_extract(data, '$.name') AS name FROM events
-WHERE kind IN ('{PRUNED_EVENT}', '{RESTORED_EVENT}')
+SELECT * FROM events WHERE kind IN ('{Pruned.KIND}', '{Restored.KIND}')
     AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.id = events.job)
 ORDER BY serial DESC
 """  # noqa: S608 - constants
@@ -81,10 +78,9 @@ LINE_COLUMNS = (
 )
 UPDATED = "kind = 'job' AND parent = :job AND state NOT IN ('Completed', 'Failed', 'Canceled')"
 
-REVISION = "revision"
 REVISIONS = "SELECT COUNT(*) FROM events WHERE job = :job AND kind = :kind"
 FIRST_REVISION = """
-SELECT data FROM events WHERE job = :job AND kind = :kind ORDER BY serial LIMIT 1
+SELECT * FROM events WHERE job = :job AND kind = :kind ORDER BY serial LIMIT 1
 """
 # A new `changed_at` makes the target read it again, and start nothing that it read before.
 REVISE = "UPDATE jobs SET spec = :spec, changed_at = :now WHERE id = :job"
@@ -294,11 +290,11 @@ class JobsPart(Part):
                 self._event(
                     connection,
                     one["id"],
-                    REVISION,
+                    SpecRevised.KIND,
                     f"revision {number}: {', '.join(differences) or 'nothing changed'}",
                     now=now,
                     attempt=one["attempt"],
-                    data={"revision": number, "before": before},
+                    data=SpecRevised(number, before).to_json(),
                 )
             # In the same transaction: the next change of the job starts from these. The priority of
             # an array also applies to members that do not wait (see `_change`).
@@ -435,12 +431,14 @@ def _conditions(which: JobFilter) -> tuple[list[str], dict[str, Any]]:
 
 def first_spec(connection: sqlite3.Connection, row: sqlite3.Row) -> str:
     """Return the spec that a job was submitted with."""
-    found = connection.execute(FIRST_REVISION, {"job": row["id"], "kind": REVISION}).fetchone()
-    return str(row["spec"] if found is None else json.loads(found[0])["before"])
+    values = {"job": row["id"], "kind": SpecRevised.KIND}
+    found = connection.execute(FIRST_REVISION, values).fetchone()
+    revised = None if found is None else SpecRevised.of(event_of(found))
+    return str(row["spec"]) if revised is None else revised.before
 
 
 def _revision(connection: sqlite3.Connection, job_id: str) -> int:
-    values = {"job": job_id, "kind": REVISION}
+    values = {"job": job_id, "kind": SpecRevised.KIND}
     return 1 + int(connection.execute(REVISIONS, values).fetchone()[0])
 
 
@@ -503,10 +501,11 @@ def _is_beginning(text: str, job: str) -> bool:
 def _gone(connection: sqlite3.Connection, text: str) -> str:
     """Return what removed the newest job of this id or name; empty if none was removed."""
     for row in connection.execute(GONE):
-        job = str(row["job"])
+        event = event_of(row)
+        gone, job = Pruned.of(event) or Restored.of(event), event.job
         is_start = job.startswith(text) and _is_beginning(text, job)
-        if is_start or text in (job.rpartition("_")[2], row["name"]):
-            return f"{row['message']} ({from_text(row['at']).astimezone():%Y-%m-%d %H:%M})"
+        if is_start or text in (job.rpartition("_")[2], gone and gone.name):
+            return f"{event.message} ({event.at.astimezone():%Y-%m-%d %H:%M})"
     return ""
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.jobs.events import ModelRefused
 from rayjobs.jobs.records import (
     INTERACTIVE,
     ModelDraft,
@@ -22,8 +23,7 @@ from rayjobs.store import references
 from rayjobs.store.part import Part
 from rayjobs.store.rows import time_of, to_json
 
-REGISTERED = "model"  # events of a run whose script requested a model
-REFUSED = "model_refused"
+REGISTERED = "model"  # kind of the event of a run whose requested model was registered
 
 # Placeholders for a job's id and attempt in a version without a run.
 NO_RUN: Mapping[str, Any] = {"id": "", "attempt": 0}
@@ -175,7 +175,6 @@ def register_all(
     """Register the models that a completing run requested; return events: kind, message, data."""
     registrations: list[tuple[str, str, dict[str, Any]]] = []
     for one in models:
-        data: dict[str, Any] = {"name": one.name, "path": one.path}
         if isinstance(one, ModelRefusal):
             why = one.why
         else:
@@ -187,17 +186,18 @@ def register_all(
                 why = str(error)
             else:
                 version = row["version"]
-                data["version"] = version
+                data = {"name": one.name, "path": one.path, "version": version}
                 registrations.append((REGISTERED, f"{one.name}:{version} is {one.path}", data))
                 continue
         message = f"the model {one.name!r} of {one.path!r} was not registered: {why}"
-        registrations.append((REFUSED, message, {**data, "why": why}))
+        refused = ModelRefused(one.name, one.path, why)
+        registrations.append((ModelRefused.KIND, message, refused.to_json()))
     return registrations
 
 
 def refusals(registrations: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str:
     """Return the reason of a run that completed without all its models, else an empty string."""
-    found = [message for kind, message, _ in registrations if kind == REFUSED]
+    found = [message for kind, message, _ in registrations if kind == ModelRefused.KIND]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return f"{found[0]}{more}" if found else ""
 

@@ -8,16 +8,15 @@ from typing import Any
 
 from rayjobs.core.clock import Clock, to_text
 from rayjobs.core.errors import NotFoundError
+from rayjobs.jobs.events import CancelRequested, StateChanged
 from rayjobs.jobs.states import JobState
 from rayjobs.store.connection import Database
-from rayjobs.store.rows import to_json
+from rayjobs.store.rows import event_of, to_json
 from rayjobs.store.transitions import INSERT_EVENT
 
-STATE_EVENT = "state"
-# Who requested the end of a job while it was running.
+# The newest request to end a job while it was running.
 CANCELED_BY = """
-SELECT json_extract(data, '$.by') FROM events WHERE job = :job AND kind = 'cancel'
-ORDER BY serial DESC LIMIT 1
+SELECT * FROM events WHERE job = :job AND kind = :kind ORDER BY serial DESC LIMIT 1
 """
 LAST_SUBMIT = "SELECT submitted_at FROM jobs ORDER BY serial DESC LIMIT 1"
 
@@ -78,17 +77,19 @@ class Part:
         self._event(
             connection,
             job_id,
-            STATE_EVENT,
+            StateChanged.KIND,
             f"{step}: {reason}" if reason else step,
             now=now,
             attempt=attempt,
-            data={"old": None if old is None else str(old), "new": str(new)},
+            data=StateChanged(old=old, new=new).to_json(),
         )
 
     def _canceled_by(self, connection: sqlite3.Connection, job_id: str) -> str:
         """Return who or what canceled a job, as its reason: ``canceled by ada``."""
-        found = connection.execute(CANCELED_BY, {"job": job_id}).fetchone()
-        return f"canceled by {found[0]}" if found is not None and found[0] else "canceled"
+        values = {"job": job_id, "kind": CancelRequested.KIND}
+        found = connection.execute(CANCELED_BY, values).fetchone()
+        request = None if found is None else CancelRequested.of(event_of(found))
+        return f"canceled by {request.by}" if request is not None and request.by else "canceled"
 
     def _row(self, connection: sqlite3.Connection, job_id: str) -> sqlite3.Row:
         row: sqlite3.Row | None = connection.execute(

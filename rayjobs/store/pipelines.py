@@ -15,6 +15,7 @@ from typing import Any
 from rayjobs.core import ids
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.jobs.events import CancelRequested
 from rayjobs.jobs.records import Pipeline, StepRow
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store import transitions
@@ -180,11 +181,11 @@ class PipelineEnds(Part):
         self._event(
             connection,
             job_id,
-            "cancel",
+            CancelRequested.KIND,
             f"cancel requested by {by}" if by else "cancel requested",
             now=now,
             attempt=attempt,
-            data={"by": by},
+            data=CancelRequested(by).to_json(),
         )
         return state
 

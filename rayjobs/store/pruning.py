@@ -9,12 +9,11 @@ from datetime import datetime
 
 from rayjobs.core.text import counted, verb
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.jobs.events import Pruned
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.spec.sources import OUTPUT, output_of
 from rayjobs.store.part import Part
 from rayjobs.store.rows import optional_time
-
-PRUNED_EVENT = "pruned"
 
 _FINAL = ", ".join(f"'{state}'" for state in sorted(FINAL))
 
@@ -144,12 +143,12 @@ class PruningPart(Part):
                     self._event(
                         connection,
                         job,
-                        PRUNED_EVENT,
+                        Pruned.KIND,
                         f"its {counted(number, 'stored file')} ({counted(size, 'byte')}) "
                         f"{verb(number, 'was', 'were')} pruned{f' {how}' if how else ''}",
                         now=now,
                         attempt=0,
-                        data={"files": number, "bytes": size},
+                        data=Pruned(files=number, bytes=size).to_json(),
                     )
         return frozenset(pruned)
 
@@ -166,11 +165,11 @@ class PruningPart(Part):
                 self._event(
                     connection,
                     job,
-                    PRUNED_EVENT,
+                    Pruned.KIND,
                     f"it was pruned with its records{f' {how}' if how else ''}",
                     now=now,
                     attempt=0,
-                    data={"name": name},
+                    data=Pruned(name=name).to_json(),
                 )
         return frozenset(pruned)
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from rayjobs.jobs.events import Resumed
 from rayjobs.jobs.outcomes import UNSEEN as UNSEEN_OUTCOMES
-from rayjobs.jobs.queue_records import RESUMED, Durations, Prediction, QueueRow, Usage, Waits
+from rayjobs.jobs.queue_records import Durations, Prediction, QueueRow, Usage, Waits
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.part import Part
 from rayjobs.store.requests import Page, part_of
@@ -42,7 +43,8 @@ WHERE job = :job AND number < :attempt AND started_at IS NOT NULL AND ended_at I
     AND number >= (
         SELECT COALESCE(MAX(number), 1) FROM attempts
         WHERE job = :job AND number <= :attempt AND started_at IS NOT NULL
-            AND number NOT IN (SELECT attempt FROM events WHERE job = :job AND kind = '{RESUMED}'))
+            AND number NOT IN (
+                SELECT attempt FROM events WHERE job = :job AND kind = '{Resumed.KIND}'))
 """  # noqa: S608 - made of our own names
 
 # While a job's row has a start, it covers the last attempt itself.

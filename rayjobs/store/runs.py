@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.clock import to_text
 from rayjobs.core.paths import EARLIER_LOGS, ENVIRONMENT_LOCK
-from rayjobs.jobs.queue_records import RESUMED
+from rayjobs.jobs.events import Resumed
 from rayjobs.jobs.records import Event, MetricPoint, StoredFile
 from rayjobs.jobs.states import JobState
 from rayjobs.store.part import Part
@@ -68,7 +68,7 @@ GROUP BY name, attempt
 AFRESH = f"""
 SELECT number FROM attempts
 WHERE job = :job AND number > 1 AND number NOT IN (
-        SELECT attempt FROM events WHERE job = :job AND kind = '{RESUMED}'
+        SELECT attempt FROM events WHERE job = :job AND kind = '{Resumed.KIND}'
             AND CAST(COALESCE(json_extract(data, '$.continues'), '1') AS TEXT)
                 NOT IN ('0', 'false'))
     AND (EXISTS (SELECT 1 FROM metrics WHERE job_serial = :serial AND attempt = number

@@ -85,7 +85,8 @@ def test_a_job_reads_the_same_batches_by_mount_and_by_download(
     assert digests[0] in rayjobs("logs", ids[0])
     with open_workspace(locate()) as workspace:
         read = [inputs_read(workspace.store, workspace.store.job(one))[0] for one in ids]
-    assert [one["how"] for one in read] == ["mounted", "downloaded", "mounted"]
+    ways = [one.provided and one.provided.how for one in read]
+    assert ways == ["mounted", "downloaded", "mounted"]
     shown = rayjobs("show", ids[2])
     assert "dataset:pictures:1 (mount): mounted, 12 files" in shown
     assert os.environ["AWS_SHARED_CREDENTIALS_FILE"] not in shown

@@ -8,7 +8,7 @@ import pytest
 
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.injob.outcomes import Outcome
-from rayjobs.jobs.queue_records import RESUMED
+from rayjobs.jobs.events import Resumed
 from rayjobs.jobs.records import AllocationState, MetricPoint
 from rayjobs.spec.model import Container, JobSpec, Packages
 from rayjobs.store.base import Store
@@ -210,11 +210,13 @@ class StoreRecordsContract:
         second = log(2, 0.4)
         assert store.metrics(job.id) == second == metrics_in_pages(store, job.id)
         again(2)
-        store.add_event(job.id, RESUMED, "from its checkpoint", attempt=3, data={"continues": True})
+        own = Resumed(True).to_json()
+        store.add_event(job.id, Resumed.KIND, "from its checkpoint", attempt=3, data=own)
         third = log(3, 0.6)
         assert store.metrics(job.id) == [*second, *third]
         again(3)  # where the first attempt started: its input, not its own checkpoint
-        store.add_event(job.id, RESUMED, "from files", attempt=4, data={"continues": False})
+        other = Resumed(False).to_json()
+        store.add_event(job.id, Resumed.KIND, "from files", attempt=4, data=other)
         fourth = log(4, 0.3)
         assert store.metrics(job.id) == fourth
         assert store.metrics(job.id, all_attempts=True) == [*first, *second, *third, *fourth]

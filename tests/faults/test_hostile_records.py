@@ -23,6 +23,7 @@ from rayjobs.engine.attempt import ending
 from rayjobs.injob import exit_record
 from rayjobs.injob.exit_record import ExitRecord, RankExit
 from rayjobs.injob.outcomes import CANCELED, Outcome
+from rayjobs.jobs.events import Restored
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.states import JobState
 from rayjobs.launch import hostclient
@@ -42,7 +43,6 @@ from rayjobs.protocol.settled import Found
 from rayjobs.results.collect import MetricFollower
 from rayjobs.results.logs import Logs
 from rayjobs.spec.model import JobSpec
-from rayjobs.store.dropped import RESTORED_EVENT
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace import blobs
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
@@ -251,7 +251,7 @@ def test_a_removed_attempt_folder_is_reported(attempt: Attempt) -> None:
 def test_folder_missing_before_a_restore_is_not_reported_as_removed(attempt: Attempt) -> None:
     shutil.rmtree(attempt.paths.root)
     restored = "the store was restored from b.db; in the replaced store it is Completed"
-    attempt.workspace.store.add_event(attempt.job.id, RESTORED_EVENT, restored, attempt=1)
+    attempt.workspace.store.add_event(attempt.job.id, Restored.KIND, restored, attempt=1)
     attempt.collect()
     (message,) = attempt.left_out()
     assert message == f"the attempt's folder is gone, since the attempt had ended: {restored}"

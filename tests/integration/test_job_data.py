@@ -79,10 +79,11 @@ def test_job_reads_pinned_data_and_stores_its_outputs(jobs: Jobs, tmp_path: Path
     assert '"one": ["a.txt", "train/a.txt"]' in log
     assert '"rows": ["cat", "dog"]' in log
     assert "inputs/HOME" not in log
-    read = {one["name"]: one for one in inputs_read(jobs.store, job)}
-    assert (read["digits"]["version"], read["digits"]["how"]) == ("digits:1", "linked")
-    assert read["table"]["version"] == "scores:1"
-    assert read["one"]["files"] == 1
+    read = {one.name: one.provided for one in inputs_read(jobs.store, job)}
+    digits, table, one = read["digits"], read["table"], read["one"]
+    assert digits is not None and (digits.version, digits.how) == ("digits:1", "linked")
+    assert table is not None and table.version == "scores:1"
+    assert one is not None and one.files == 1
     (stored,) = store.files(f"made/{job.id}/made")
     assert stored.path.endswith("result.txt")
     assert Dataset.get_by_name(jobs.workspace, "made").version == 1

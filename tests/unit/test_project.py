@@ -21,6 +21,7 @@ import pytest
 import rayjobs
 from rayjobs.injob import run_calls
 from rayjobs.injob.messages import Message
+from rayjobs.jobs.events import Resumed
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("ray", "torch", "torchvision", "pandas", "pyarrow", "numpy")
@@ -153,9 +154,10 @@ def _subclasses(cls: type[Message]) -> Iterator[type[Message]]:
 
 
 def test_messages_have_no_untyped_value_except_those_listed() -> None:
-    for file in sorted((ROOT / "rayjobs").rglob("*.py")):
+    folders = (ROOT / "rayjobs", ROOT / "rayjobs" / "tuning")  # the second is a link
+    for file in sorted(one for folder in folders for one in folder.rglob("*.py")):
         source = file.read_text(encoding="utf-8")
-        if re.search(r"^class \w+\(.*(Message|Request|Answer)\b", source, re.MULTILINE):
+        if re.search(r"^class \w+\(.*(Message|Request|Answer|EventData)\b", source, re.MULTILINE):
             importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
     found = [one for one in _subclasses(Message) if one.__module__.startswith("rayjobs.")]
     assert len(found) > 100
@@ -185,3 +187,45 @@ def test_protocol_has_no_untyped_value() -> None:
         if isinstance(node, ast.Name) and node.id == "Any"
     ]
     assert untyped == []
+
+
+# The only attributes `data` that are read by string and are not the data of an event.
+NOT_OF_EVENTS = {
+    "rayjobs/pipelines/pipeline_file.py: self.data": "the content of a pipeline file",
+    "rayjobs/pipelines/recurrence.py: info.data": "what pydantic has validated so far",
+}
+
+
+def _data_attributes(whole: ast.expr) -> Iterator[str]:
+    """Yield each `X.data` that an expression may be: itself, `X.data or {}`, `dict(X.data)`."""
+    match whole:
+        case ast.Attribute(attr="data"):
+            yield ast.unparse(whole)
+        case ast.BoolOp(values=parts) | ast.Call(func=ast.Name(id="dict"), args=parts):
+            for one in parts:
+                yield from _data_attributes(one)
+
+
+def test_data_of_events_is_read_only_through_their_classes() -> None:
+    found = set()
+    for file in sorted(one for name in PACKAGES for one in (ROOT / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            match node:
+                case (
+                    ast.Subscript(value=whole, slice=ast.Constant(value=str()))
+                    | ast.Call(
+                        func=ast.Attribute(value=whole, attr="get"),
+                        args=[ast.Constant(value=str()), *_],
+                    )
+                    | ast.Compare(left=ast.Constant(value=str()), comparators=[whole])
+                ):
+                    name = file.relative_to(ROOT).as_posix()
+                    found |= {f"{name}: {one}" for one in _data_attributes(whole)}
+    assert sorted(found) == sorted(NOT_OF_EVENTS)
+
+
+def test_sql_reads_only_entries_of_events_that_a_class_has() -> None:
+    files = sorted((ROOT / "rayjobs" / "store").rglob("*.py"))
+    text = "".join(one.read_text(encoding="utf-8") for one in files)
+    read = re.findall(r"json_extract\(data, '\$\.(\w+)'\)", text)
+    assert read == [one.name for one in dataclasses.fields(Resumed)]

@@ -36,6 +36,7 @@ from rayjobs.engine.board import Served
 from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import CANCELED, EndCause, EndReason, Outcome
+from rayjobs.jobs.events import AgentLost
 from rayjobs.jobs.outcomes import NODE_LOST
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
@@ -441,9 +442,9 @@ class AttemptSupervisor:
                     return lost
                 if not is_reported:
                     await self.record.add_event(
-                        "agent_lost",
+                        AgentLost.KIND,
                         f"the node's agent is replaced: {first_sentence(str(error))}",
-                        {"detail": str(error)},  # Ray's text may be a page long
+                        AgentLost(str(error)).to_json(),  # Ray's text may be a page long
                     )
                 is_reported = True
                 await asyncio.sleep(AGENT_PAUSE_S)

@@ -13,7 +13,7 @@ import rayjobs.cli.ls as ls_module
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.summary import summary_lines
 from rayjobs.core.failures import FailureClass
-from rayjobs.data.pins import CHANGED_EVENT
+from rayjobs.data.events import InputChanged
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.jobs.states import JobState
@@ -666,7 +666,7 @@ def test_unstored_files_are_shown_with_the_job(queue: Queue, terminal: Terminal)
 def test_a_changed_input_is_named_when_the_job_ends(queue: Queue) -> None:
     job = queue.completed()
     changed = "input 'x': 1 file changed while the job ran: /data/1.txt is gone"
-    queue.workspace.store.add_event(job.id, CHANGED_EVENT, changed, attempt=job.attempt)
+    queue.workspace.store.add_event(job.id, InputChanged.KIND, changed, attempt=job.attempt)
     lines = summary_lines(Settings(), queue.workspace, job)
     assert f"  changed: {changed}" in lines
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rayjobs import Workspace
-from rayjobs.data.pins import CHANGED_EVENT
+from rayjobs.data.events import InputChanged
 from rayjobs.datastore import Dataset, Datastore
 from rayjobs.datastore.protection import Protection
 from rayjobs.jobs.data_facts import DataFacts
@@ -67,7 +67,7 @@ class Node:
 
     def changes(self) -> list[tuple[str, Mapping[str, Any]]]:
         self.data.report_changes(self.root, note=self.note)
-        found = [(text, data) for kind, text, data in self.notes if kind == CHANGED_EVENT]
+        found = [(text, data) for kind, text, data in self.notes if kind == InputChanged.KIND]
         self.notes.clear()
         return found
 
@@ -141,7 +141,7 @@ def test_uninspectable_file_is_not_reported_as_a_change(
     assert "1 file cannot be compared" in text and "Too many levels" in text
     for words in ("1 file changed", "is damaged", "changed them"):
         assert (words in text) == changes
-    assert (kind == CHANGED_EVENT) == changes
+    assert (kind == InputChanged.KIND) == changes
     assert (facts["count"], facts["unknown_count"]) == (int(changes), 1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rayjobs import Workspace
-from rayjobs.data.pins import input_datasets, inputs_read, pin
+from rayjobs.data.pins import InputRead, input_datasets, inputs_read, pin
 from rayjobs.datastore import Dataset, Datastore
 from rayjobs.spec.model import JobSpec
 from rayjobs.submit.submitting import check, submit
@@ -125,20 +125,25 @@ def test_run_shows_the_version_it_reads(workspace: Workspace, store: Datastore) 
     dataset = Dataset.File.from_files((store, "digits")).register(workspace, "digits")
     spec = spec_with(inputs={"a": {"source": "dataset:digits", "mode": "download"}})
     job = submit(workspace.opened, spec, wake=False).job
-    before = inputs_read(workspace.store, job)
-    assert before == [{"name": "a", "source": "dataset:digits:1", "mode": "download"}]
+    (before,) = inputs_read(workspace.store, job)
+    assert before == InputRead("a", "dataset:digits:1", "download")
+    assert before.to_json() == {"name": "a", "source": "dataset:digits:1", "mode": "download"}
     seen = {
         "name": "a",
+        "source": "dataset:digits:1",
+        "mode": "download",
         "how": "downloaded",
         "version": "digits:1",
         "dataset": "digits:1",
         "dataset_id": dataset.id,
         "files": 3,
         "bytes": 6,
+        "took_s": 0.25,
     }
     workspace.store.add_event(job.id, "input", "input a: downloaded", attempt=1, data=seen)
     (after,) = inputs_read(workspace.store, job)
-    assert after == {**before[0], **seen, "attempt": 1}
+    assert after.to_json() == {**seen, "attempt": 1}
+    assert (after.version, after.attempt, after.changed) == ("digits:1", 1, "")
     (shown,) = input_datasets(workspace.store, job)
     assert shown["dataset"]["id"] == dataset.id
     assert (shown["dataset"]["name"], shown["dataset"]["version"]) == ("digits", "digits:1")
@@ -161,6 +166,8 @@ def test_run_shows_that_an_input_changed(workspace: Workspace, store: Datastore)
             text = "input 'a': 1 file changed"
             workspace.store.add_event(job.id, "input_changed", text, attempt=1, data=event_data)
             (found,) = inputs_read(workspace.store, job)
-            assert (found["changed"], found["how"], found["attempt"]) == (text, "linked", 1)
+            assert (found.changed, found.attempt) == (text, 1)
+            assert found.provided is not None and found.provided.how == "linked"
+            assert found.to_json()["changed"] == text
     (found,) = inputs_read(workspace.store, job)
-    assert "changed" not in found
+    assert found.changed == "" and "changed" not in found.to_json()

@@ -10,7 +10,7 @@ import pytest
 
 from rayjobs import Dataset, Model
 from rayjobs.core.errors import NotFoundError, StoreError, UsageError
-from rayjobs.data.pins import INPUT_EVENT
+from rayjobs.data.events import InputProvided
 from rayjobs.spec.model import Input
 from tests.support import registering as models
 from tests.unit.models.conftest import SNAPSHOT, Runs
@@ -222,7 +222,7 @@ def test_lineage_names_the_data_that_was_read(runs: Runs) -> None:
     facts = {"source": "dataset:digits:3", "mode": "mount", "how": "mounted", "took_s": 0.5}
     runs.workspace.store.add_event(
         job.id,
-        INPUT_EVENT,
+        InputProvided.KIND,
         "input digits: mounted",
         attempt=1,
         data={"name": "digits", **facts, "version": "digits:3"},

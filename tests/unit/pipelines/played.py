@@ -11,6 +11,7 @@ from typing import Any
 from rayjobs.core.failures import Failure
 from rayjobs.core.paths import ENVIRONMENT_LOCK, driver_log_name
 from rayjobs.data import made
+from rayjobs.data.events import OutputStored
 from rayjobs.datastore.backends import open_backend
 from rayjobs.jobs.records import Job, StoredFile
 from rayjobs.jobs.states import JobState
@@ -113,8 +114,8 @@ class Played:
         file.write_text(f"{job.spec.name} made {name}")
         stored = open_backend(record).put(file, f"{path}/data.txt")
         files = made.manifest_of(record, path, [stored])
-        data = made.pin(self.workspace.catalogue, name, record, path, files)
-        self.store.add_event(job.id, made.OUTPUT_EVENT, "stored", attempt=1, data=data)
+        data = made.pin(self.workspace.catalogue, name, record, path, files).to_json()
+        self.store.add_event(job.id, OutputStored.KIND, "stored", attempt=1, data=data)
 
     def stored(self, job_id: str, output: str) -> Path:
         """Return the file that an output was stored as."""

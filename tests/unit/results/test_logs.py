@@ -12,7 +12,7 @@ import pytest
 from rayjobs.core.errors import NotFoundError
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Job
-from rayjobs.results.left_out import LeftOut
+from rayjobs.results.left_out import FileLeftOut, LeftOut
 from rayjobs.results.logs import Logs, prefixed, real_name
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
@@ -40,11 +40,11 @@ def test_omitted_log_reports_the_reason(workspace: OpenWorkspace, job: Job) -> N
         LeftOut(f"{name}: a named pipe", name),
         LeftOut("outputs/a: a socket", "outputs/a"),
     ):
-        workspace.store.add_event(job.id, LeftOut.KIND, one.sentence, data=one.data)
+        workspace.store.add_event(job.id, FileLeftOut.KIND, one.sentence, data=one.data.to_json())
     with pytest.raises(NotFoundError, match=r"has no log: .*: a named pipe"):
         Logs(workspace, job.id).read()
     lost = LeftOut("its folder is gone", has_lost_files=True)
-    workspace.store.add_event(job.id, LeftOut.KIND, lost.sentence, data=lost.data)
+    workspace.store.add_event(job.id, FileLeftOut.KIND, lost.sentence, data=lost.data.to_json())
     for file in (None, "logs/own.txt"):
         with pytest.raises(NotFoundError, match="has no log: its folder is gone"):
             Logs(workspace, job.id).read(file)

@@ -23,9 +23,10 @@ from rayjobs.core.errors import (
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.states import JobState
 from rayjobs.tuning.driver import NO_METRIC_S, Driver
-from rayjobs.tuning.driver_actor import FAULT_EVENT, MOST_FAULTS, drive
+from rayjobs.tuning.driver_actor import MOST_FAULTS, drive
 from rayjobs.tuning.engine import metric_missing
 from rayjobs.tuning.errors import SweepUsageError
+from rayjobs.tuning.events import DriverFault
 from rayjobs.tuning.submitter import submit_sweep
 from rayjobs.tuning.table import row_of
 from rayjobs.tuning.trials import TrialState
@@ -459,7 +460,7 @@ def test_a_fault_is_kept_in_the_history_and_in_the_end_fails_the_sweep(
     parent = world.store.job(sweep)
     assert "a fault of ours" in parent.reason
     kinds = [event.kind for event in world.store.events(sweep)]
-    assert kinds.count(FAULT_EVENT) == MOST_FAULTS
+    assert kinds.count(DriverFault.KIND) == MOST_FAULTS
     assert all(job.state is JobState.CANCELED for job in world.jobs(sweep))
 
 
@@ -503,7 +504,7 @@ def test_busy_store_at_driver_start_is_not_a_failure(
     monkeypatch.setattr("rayjobs.tuning.driver_actor.STORE_PAUSE_S", 0)
     assert drive(world.workspace, sweep, wake_target=lambda: None) == "Completed"
     assert calls[0] == 2 * MOST_FAULTS
-    assert FAULT_EVENT not in {event.kind for event in world.store.events(sweep)}
+    assert DriverFault.KIND not in {event.kind for event in world.store.events(sweep)}
 
 
 # -- the submit ------------------------------------------------------------------------------------
