@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -17,6 +17,7 @@ from rayjobs.core.text import counted
 from rayjobs.datastore.backends.local import PARTIAL_MARK
 from rayjobs.datastore.digests import digest_of_stream
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.messages import Message
 
 Look = tuple[int, int, int]
 """Size in bytes, time of the last change in nanoseconds since 1970, inode."""
@@ -91,22 +92,23 @@ def look_below(
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The stats of the files of one folder; `digests` holds the known digests, by path."""
+class Seen(Message):
+    """The stats of the files of one folder.
+
+    Attributes:
+        root: The folder.
+        files: Size in bytes, time of the last change in nanoseconds since 1970 and inode, by path
+            below the folder.
+        digests: The known digests, by path.
+    """
 
     root: str
     files: Mapping[str, Look]
     digests: Mapping[str, str]
 
-    def to_json(self) -> list[Any]:
-        """Return it as JSON."""
-        return [self.root, self.files, self.digests]
-
-    @classmethod
-    def from_json(cls, values: Sequence[Any]) -> Seen:
-        """Return what `to_json` wrote."""
-        root, files, digests = values
-        return cls(root, {path: (one[0], one[1], one[2]) for path, one in files.items()}, digests)
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON, without a copy of the stats: an input may have a million files."""
+        return {"root": self.root, "files": self.files, "digests": self.digests}
 
 
 @dataclass(frozen=True)

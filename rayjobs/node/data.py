@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import AttemptPaths
@@ -39,7 +39,7 @@ from rayjobs.launch.plan import input_variables, output_variables
 from rayjobs.node import data_record
 from rayjobs.node.data_record import DataRecord
 from rayjobs.node.folder_datastores import Reaches, check_folders
-from rayjobs.node.input_changes import InputChanges
+from rayjobs.node.input_changes import InputChanges, KeptInput
 from rayjobs.node.outputs import Note, OutputProblem, Outputs
 from rayjobs.protocol.attempts import AttemptOnNode, InputRequest, LaunchRequest
 
@@ -117,7 +117,7 @@ class NodeData:
         record = DataRecord.new(paths.data, on)
         to = _Recipient(on, workspace, paths, record, note, reaches)
         variables: dict[str, str] = {}
-        looks: dict[str, dict[str, Any]] = {}
+        looks: dict[str, KeptInput] = {}
         try:
             for name, output in outputs.items():
                 shown = self._outputs.make(on, workspace, name, output, record, reaches, note)
@@ -147,7 +147,7 @@ class NodeData:
         to: _Recipient,
         name: str,
         requested: InputRequest,
-        looks: dict[str, dict[str, Any]],
+        looks: dict[str, KeptInput],
     ) -> str:
         from rayjobs.datastore.materialise import materialise
 
@@ -191,11 +191,7 @@ class NodeData:
             )
         if node == 0:
             if held.seen:
-                looks[name] = {
-                    "seen": [one.to_json() for one in held.seen],
-                    "version": held.version,
-                    "why_open": why_open,
-                }
+                looks[name] = KeptInput(held.seen, held.version, why_open)
             provided = InputProvided(
                 name=name,
                 source=requested.source,

@@ -11,15 +11,41 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rayjobs.core.files import write_atomic
 from rayjobs.core.text import counted
 from rayjobs.data.events import ChangedFile, InputChanged, UnknownFile
 from rayjobs.datastore.looks import Change, Looking, Seen, changes
+from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.messages import Message, read_value
 
 NAMED = 5
 """How many changed files of an input are listed by name."""
+
+
+@dataclass(frozen=True)
+class KeptInput(Message):
+    """The state of an input when an attempt started.
+
+    Attributes:
+        seen: Its folders.
+        version: The version of the dataset; empty: it has none.
+        why_open: Why its files are not read-only for the attempt; empty: they are.
+    """
+
+    READS_VERSION: ClassVar[int | None] = None
+    seen: tuple[Seen, ...]
+    version: str = ""
+    why_open: str = ""
+
+    @classmethod
+    def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Name the parts of folders that an earlier version wrote as lists."""
+        names, seen = ("root", "files", "digests"), values.get("seen")
+        if not isinstance(seen, list) or not all(isinstance(one, list) for one in seen):
+            return values
+        return {**values, "seen": [dict(zip(names, one, strict=False)) for one in seen]}
 
 
 class InputChanges:
@@ -32,15 +58,28 @@ class InputChanges:
         """Keep the state in `folder`, one file for each attempt."""
         self._folder = folder
 
-    def keep(self, root: Path, inputs: Mapping[str, Mapping[str, Any]]) -> None:
+    def keep(self, root: Path, inputs: Mapping[str, KeptInput]) -> None:
         """Store what `compare` needs for the attempt in `root`, atomically.
 
         Args:
-            inputs: By name: ``seen`` (`Seen.to_json` of each folder), ``version``, and
-                ``why_open``: why its files are not read-only for the attempt, or "".
+            inputs: By name.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(self._file_of(root), json.dumps(inputs))
+        values = {name: one.to_json() for name, one in inputs.items()}
+        write_atomic(self._file_of(root), json.dumps(values))
+
+    def _kept(self, root: Path) -> dict[str, KeptInput]:
+        """Return the inputs that `keep` stored, by name; none after `forget`.
+
+        Raises:
+            OSError, ValueError: its file cannot be read.
+        """
+        try:
+            values = json.loads(self._file_of(root).read_text())
+        except FileNotFoundError:
+            return {}
+        found: dict[str, KeptInput] = read_value(dict[str, KeptInput], values)
+        return found
 
     def compare(
         self,
@@ -63,16 +102,10 @@ class InputChanges:
         Raises:
             OSError, ValueError: the file of `keep` cannot be read.
         """
-        try:
-            kept = json.loads(self._file_of(root).read_text())
-        except FileNotFoundError:
-            return []
         reports = []
-        for name, one in kept.items():
+        for name, one in self._kept(root).items():
             found = [
-                change
-                for each in one["seen"]
-                for change in changes(_at(Seen.from_json(each), where), looking=looking)
+                change for each in one.seen for change in changes(_at(each, where), looking=looking)
             ]
             if found:
                 reports.append((_sentence(name, one, found), _facts(name, one, found)))
@@ -82,22 +115,21 @@ class InputChanges:
         """Add the reports of the attempt's other nodes on how they protected its inputs.
 
         Args:
-            nodes: By number and by name of an input: ``why_open``, as in `keep`.
+            nodes: By number and by name of an input: `KeptInput.why_open`.
             node_count: The attempt's nodes; one without a report may have protected nothing.
+
+        Raises:
+            OSError, ValueError: the file of `keep` cannot be read.
         """
-        try:
-            kept = json.loads(self._file_of(root).read_text())
-        except FileNotFoundError:
-            return
-        was_learned = False
+        kept = self._kept(root)
+        learned: dict[str, KeptInput] = {}
         for name, one in kept.items():
             for node in range(1, node_count):
                 why = nodes.get(node, {}).get(name, "it did not report how it protects its inputs")
-                if why and not one["why_open"]:
-                    one["why_open"] = f"node {node}: {why}"
-                    was_learned = True
-        if was_learned:
-            self.keep(root, kept)
+                if why and not one.why_open and name not in learned:
+                    learned[name] = replace(one, why_open=f"node {node}: {why}")
+        if learned:
+            self.keep(root, {**kept, **learned})
 
     def forget(self, root: Path) -> None:
         """Drop what `keep` stored for an attempt. Idempotent."""
@@ -120,7 +152,7 @@ def _at(seen: Seen, where: Callable[[str], str]) -> Seen:
     return replace(seen, root=where(seen.root))
 
 
-def _sentence(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> str:
+def _sentence(name: str, one: KeptInput, found: Sequence[Change]) -> str:
     changed = [change for change in found if not change.trouble]
     unknown = [change for change in found if change.trouble]
     sentences = []
@@ -145,11 +177,11 @@ def _was_written(changed: Sequence[Change]) -> bool:
     return all(each.now is not None and each.now[2] == each.before[2] for each in changed)
 
 
-def _who(one: Mapping[str, Any], changed: Sequence[Change]) -> str:
-    if one["why_open"]:
+def _who(one: KeptInput, changed: Sequence[Change]) -> str:
+    if one.why_open:
         who = (
             f"The job could not write through its input, but could by another path; the writer "
-            f"is unknown ({one['why_open']})"
+            f"is unknown ({one.why_open})"
         )
     elif not _was_written(changed):
         who = (
@@ -159,18 +191,18 @@ def _who(one: Mapping[str, Any], changed: Sequence[Change]) -> str:
     else:
         who = "Something else changed them: they were read-only for this job"
     version = ""
-    if ":" in one["version"] and not one["version"].startswith("sha256:"):
-        version = f" {one['version']} is damaged; jobs that read it fail and say how to restore it."
+    if ":" in one.version and not one.version.startswith("sha256:"):
+        version = f" {one.version} is damaged; jobs that read it fail and say how to restore it."
     return f"{who}.{version}"
 
 
-def _facts(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> InputChanged:
+def _facts(name: str, one: KeptInput, found: Sequence[Change]) -> InputChanged:
     changed = [change for change in found if not change.trouble]
     unknown = [change for change in found if change.trouble]
-    is_certain = not one["why_open"] and _was_written(changed)
+    is_certain = not one.why_open and _was_written(changed)
     return InputChanged(
         name=name,
-        version=one["version"],
+        version=one.version,
         by_job=False if is_certain else None,
         count=len(changed),
         changed=tuple(

@@ -33,7 +33,7 @@ from rayjobs.node import collections, watch
 from rayjobs.node.collect import Collecting
 from rayjobs.node.data import NodeData
 from rayjobs.node.hosts import host_of, record_of
-from rayjobs.node.input_changes import InputChanges
+from rayjobs.node.input_changes import InputChanges, KeptInput
 from rayjobs.node.node import Node
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.agent import AgentLostError
@@ -93,8 +93,8 @@ class Attempt:
         """Record the state of an input file, as at the attempt's start; return the record."""
         digests = {file.name: digest_of(file.read_bytes())}
         seen = looks.Seen(str(file.parent), {file.name: looks.look_at(file)}, digests)
-        one = {"seen": [seen.to_json()], "version": "", "why_open": ""}
-        InputChanges(self._cache / "seen").keep(self.paths.root, {"digits": one})
+        changes = InputChanges(self._cache / "seen")
+        changes.keep(self.paths.root, {"digits": KeptInput((seen,))})
         (kept,) = (self._cache / "seen").iterdir()
         return kept
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -13,11 +14,13 @@ import pytest
 from rayjobs import Workspace
 from rayjobs.data.events import InputChanged
 from rayjobs.datastore import Dataset, Datastore
+from rayjobs.datastore.looks import look_at
 from rayjobs.datastore.protection import Protection
 from rayjobs.jobs.data_facts import DataFacts
 from rayjobs.jobs.records import Event
 from rayjobs.jobs.rootcause import diagnose
 from rayjobs.node.data import NodeData
+from rayjobs.node.input_changes import InputChanges
 from rayjobs.protocol.attempts import AttemptOnNode
 from tests.support.attempts import data_request, on_node
 from tests.unit.jobs.test_rootcause import rank_record, record
@@ -214,6 +217,37 @@ def test_comparison_records_are_removed_with_the_attempt(
     (kept / "gone@a1.json").write_text("{}")
     NodeData(node.data.folder)._start()
     assert [path.name for path in kept.iterdir()] == ["job@a1.json"]
+
+
+@pytest.mark.parametrize("more", [{}, {"colour": "red"}])
+def test_comparison_records_of_other_versions_are_read(
+    tmp_path: Path, more: dict[str, str]
+) -> None:
+    file = tmp_path / "in" / "a.txt"
+    file.parent.mkdir()
+    file.write_text("before")
+    look = list(look_at(file))
+    # As version 0.1.0 wrote it; an input may have any name.
+    old = {"seen": [[str(file.parent), {"a.txt": look}, {}]], "version": "", "why_open": "", **more}
+    changes, root = InputChanges(tmp_path / "seen"), tmp_path / "job" / "a1"
+    changes.keep(root, {})
+    (kept,) = (tmp_path / "seen").iterdir()
+    kept.write_text(json.dumps({"seen": old, "version": old}))
+    assert changes.compare(root) == []
+    changes.learn(root, {}, node_count=2)
+    file.write_text("after")
+    reports = changes.compare(root)
+    assert [facts.name for _, facts in reports] == ["seen", "version"]
+    assert all("node 1: it did not report" in text for text, _ in reports)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"x": 3}', '{"x": {}}', '{"x": {"seen": [["/r"]]}}'])
+def test_damaged_comparison_record_is_refused(tmp_path: Path, text: str) -> None:
+    changes, root = InputChanges(tmp_path), tmp_path / "job" / "a1"
+    changes.keep(root, {})
+    (tmp_path / "job@a1.json").write_text(text)
+    with pytest.raises(ValueError):
+        changes.compare(root)
 
 
 def test_the_attempts_own_folders_stay_writable(
