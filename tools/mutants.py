@@ -8,7 +8,6 @@ describes the fields of an entry.
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import hashlib
 import re
@@ -148,43 +147,75 @@ def mutation(root: Path, mutant: Mutant) -> Mutation:
 def fingerprint(root: Path, mutant: Mutant) -> str:
     """Return a digest of what a mutant's proof depends on; the proof is valid until it changes.
 
-    It covers the mutant, the function that it changes and the functions of its tests, without
-    docstrings and comments. It does not cover fixtures and other functions.
+    It covers the code of `code_digest`, the file and name of the function, and the ids of the
+    tests. Words do not count: neither comments and docstrings, nor the mutant's description.
 
     Raises:
         MutantError: The mutant does not fit the code, or a test of it does not exist.
     """
-    module = _tree(_text(_file(root, mutant.place)))
-    scope = _scope(module, mutant.place)
-    assert scope is not None  # `_file` has found it
-    parts = [repr(mutant), _plain(scope)]
+    file = _file(root, mutant.place).relative_to(root).as_posix()
+    name = mutant.place.partition(":")[2]
+    return _digest([file, name, *mutant.tests, code_digest(root, mutant)])
+
+
+def code_digest(root: Path, mutant: Mutant) -> str:
+    """Return a digest of the code that a mutant's proof depends on, in whichever files it is.
+
+    It covers the syntax trees of the function, of the function with its handler switched off, and
+    of the tests, without comments and docstrings. It does not cover fixtures and other functions.
+
+    Raises:
+        MutantError: The mutant does not fit the code, or a test of it does not exist.
+    """
+    changed = mutation(root, mutant)
+    _remove_docstrings(changed.module)
+    parts = []
+    for module in (_undocumented(_text(changed.file)), changed.module):
+        scope = _scope(module, mutant.place)
+        assert scope is not None  # `mutation` has found it
+        parts.append(ast.dump(scope))
     for test in mutant.tests:
-        parts += _code_of_test(root, test)
+        parts += [ast.dump(node) for node in _code_of_test(root, test)]
+    return _digest(parts)
+
+
+def _digest(parts: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _code_of_test(root: Path, test: str) -> list[str]:
+def _code_of_test(root: Path, test: str) -> list[ast.AST]:
     name, *names = re.sub(r"\[.*", "", test, flags=re.DOTALL).split("::")
     own = root / name
     # A class may inherit its tests from a class in another file of its folder.
     files = [own] if len(names) == 1 else [own, *sorted(own.parent.glob("*.py"))]
     for file in files:
-        tree = _tree(_text(file))
-        found = [node for node in ast.walk(tree) if getattr(node, "name", "") == names[-1]]
-        if found:
-            return [_plain(node) for node in found]
+        if file.is_file() and (found := _by_name(_text(file)).get(names[-1])):
+            return found
     raise MutantError(f"there is no test {test}")
 
 
-def _plain(scope: ast.AST) -> str:
-    """Return code without docstrings."""
-    copied = copy.deepcopy(scope)
-    for node in ast.walk(copied):
-        if not isinstance(node, _Documented):
-            continue
-        if ast.get_docstring(node, clean=False) is not None:
+@functools.lru_cache(maxsize=256)
+def _by_name(source: str) -> dict[str, list[ast.AST]]:
+    """Return what some code defines, by name, without docstrings."""
+    found: dict[str, list[ast.AST]] = {}
+    for node in ast.walk(_undocumented(source)):
+        if isinstance(node, _Documented) and not isinstance(node, ast.Module):
+            found.setdefault(node.name, []).append(node)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _undocumented(source: str) -> ast.Module:
+    """Return the syntax tree of some code without docstrings; nothing may change it."""
+    module = ast.parse(source)
+    _remove_docstrings(module)
+    return module
+
+
+def _remove_docstrings(module: ast.Module) -> None:
+    for node in ast.walk(module):
+        if isinstance(node, _Documented) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
-    return ast.dump(copied)
 
 
 # --- names ---------------------------------------------------------------------------------------

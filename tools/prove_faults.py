@@ -2,17 +2,15 @@
 
 `tests/faults/mutants/*.toml` lists small changes of the code with the tests that must fail under
 each. They run in a private copy of the committed tree. A test that passes without its handler, or
-cannot start, proves nothing, and the exit status is 1. A proof is recorded with a digest of the
-code that it depends on, and is repeated once that code changes.
+cannot start, proves nothing, and the exit status is 1. A proof is recorded with the commit and a
+digest of the code that it depends on; it is stale, and run again, once that code changes.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -22,11 +20,10 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import proofs
 from mutants import FOLDER, Mutant, MutantError, fingerprint, load, mutation
+from proofs import PAGE, RECORD, ROOT, Proof, ProofError, Record
 
-ROOT = Path(__file__).resolve().parents[1]
-RECORD = FOLDER / "proven.json"
-PAGE = Path("docs") / "proven.md"
 TEST_TIMEOUT_S = 240  # twice the deadlines that tests have under load
 RUN_TIMEOUT_S = 1800
 
@@ -38,12 +35,8 @@ class Copy:
         self.root = folder / "tree"
         self.root.mkdir()
         self._stamp_s = int(time.time()) - 10**6
-        with subprocess.Popen(
-            ["git", "-C", str(ROOT), "archive", "HEAD"], stdout=subprocess.PIPE
-        ) as archive:
-            subprocess.run(["tar", "-x", "-C", str(self.root)], stdin=archive.stdout, check=True)
-        if archive.returncode:
-            raise SystemExit("prove: git could not export the committed tree")
+        self.commit = proofs.commit_of("HEAD")
+        proofs.export(self.commit, self.root)
         self.python = self._interpreter(folder / "venv")
 
     def _interpreter(self, folder: Path) -> Path:
@@ -109,7 +102,7 @@ class Copy:
 
 
 def _read(report: Path, root: Path) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         test = f"{_place_of(str(case.get('classname')), root)}::{case.get('name')}"
         kinds = {child.tag for child in case}
@@ -163,43 +156,9 @@ def prove(copy: Copy, mutant: Mutant) -> str:
     return "; ".join(f"{test} {how}" for test, how in wrong.items() if how != "failed")
 
 
-class Record:
-    """The proofs so far: by the mutant's name, the digest of the code that the proof depends on."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        text = file.read_text(encoding="utf-8") if file.exists() else "{}"
-        self._proofs: dict[str, str] = json.loads(text)
-
-    def has(self, root: Path, mutant: Mutant) -> bool:
-        """Return whether a mutant is proven for the current code below `root`."""
-        try:
-            return self._proofs.get(mutant.name) == fingerprint(root, mutant)
-        except MutantError:
-            return False
-
-    def put(self, root: Path, mutant: Mutant, *, is_red: bool) -> None:
-        """Record a result."""
-        self._proofs.pop(mutant.name, None)
-        if is_red:
-            self._proofs[mutant.name] = fingerprint(root, mutant)
-        text = json.dumps(dict(sorted(self._proofs.items())), indent=0, ensure_ascii=False)
-        self._file.write_text(text + "\n", encoding="utf-8")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prove all mutants, or those of the given faults; return 1 if one survives."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("faults", nargs="*", type=int, help="numbers of faults; all by default")
-    parser.add_argument("--list", action="store_true", help="list the mutants and run nothing")
-    parser.add_argument("--page", action="store_true", help="write the page and run nothing")
-    parser.add_argument(
-        "--again", action="store_true", help="also run mutants whose proof is still valid"
-    )
-    parser.add_argument(
-        "--only", metavar="FOLDER", help="only mutants all of whose tests are in this folder"
-    )
-    options = parser.parse_args(arguments)
+    options = _options(arguments)
     every = load(ROOT / FOLDER)
     mutants = [
         mutant
@@ -211,18 +170,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mutant in mutants:
             print(mutant.name, *mutant.tests, sep="\n       ")
         return 0
+    try:
+        if options.check:
+            problem = proofs.problem_of_page()
+            print(f"prove: {problem or 'the page agrees with the record'}")
+            return 1 if problem else 0
+        return _work(options, every, mutants)
+    except ProofError as error:
+        print(f"prove: {error}", file=sys.stderr)
+        return 2
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("faults", nargs="*", type=int, help="numbers of faults; all by default")
+    parser.add_argument(
+        "--again", action="store_true", help="also run mutants whose proof is still valid"
+    )
+    parser.add_argument(
+        "--carried", action="store_true", help="also run mutants whose proof was carried over"
+    )
+    parser.add_argument(
+        "--only", metavar="FOLDER", help="only mutants all of whose tests are in this folder"
+    )
+    other = parser.add_argument_group("instead of a run")
+    other.add_argument("--list", action="store_true", help="list the mutants")
+    other.add_argument("--page", action="store_true", help="write the page")
+    other.add_argument(
+        "--check", action="store_true", help="check that the page agrees with the record"
+    )
+    other.add_argument(
+        "--carry",
+        metavar="COMMIT",
+        nargs="+",
+        help="carry over the proofs of these commits' records whose code has only moved since",
+    )
+    return parser.parse_args(arguments)
+
+
+def _work(options: argparse.Namespace, every: Sequence[Mutant], mutants: Sequence[Mutant]) -> int:
+    """Change the record and write the page; return the exit status."""
     record = Record(ROOT / RECORD)
+    names = {mutant.name for mutant in every}
     survived = 0
-    if not options.page:
-        left = [one for one in mutants if options.again or not record.has(ROOT, one)]
-        print(f"prove: {len(mutants) - len(left)} of {len(mutants)} proofs are still valid")
-        survived = _run(left, record)
-        print(f"prove: {len(mutants) - survived} of {len(mutants)} handlers are proven")
-    (ROOT / PAGE).write_text(page(every, record), encoding="utf-8")
+    if options.carry:
+        with proofs.tree_of("HEAD") as tree:
+            print(f"prove: {proofs.carry(options.carry, tree, every, record)} are carried over")
+        record.save(names)
+    elif not options.page:
+        with proofs.tree_of("HEAD") as tree:
+            valid = {mutant.name: record.valid(tree, mutant) for mutant in mutants}
+        skipped = () if options.again else ("run",) if options.carried else ("run", "carried")
+        left = [one for one in mutants if getattr(valid[one.name], "how", "") not in skipped]
+        print(f"prove: {len(left)} of {len(mutants)} handlers are to be proven", flush=True)
+        survived = _run(left, names, record)
+        print(f"prove: {len(left) - survived} of these {len(left)} are proven")
+    (ROOT / PAGE).write_text(proofs.page("HEAD", record), encoding="utf-8")
     return 1 if survived else 0
 
 
-def _run(mutants: Sequence[Mutant], record: Record) -> int:
+def _run(mutants: Sequence[Mutant], names: set[str], record: Record) -> int:
     """Run mutants in a copy of the committed tree; return how many survived."""
     folder = Path(tempfile.mkdtemp(prefix="prove-", dir="/tmp"))
     folder.chmod(0o755)  # some tests run its programs as another user
@@ -233,7 +240,11 @@ def _run(mutants: Sequence[Mutant], record: Record) -> int:
             for mutant, line, is_red in _results(copy, list(group)):
                 survived += not is_red
                 print(line, flush=True)
-                record.put(copy.root, mutant, is_red=is_red)
+                proof = None
+                if is_red:
+                    proof = Proof(fingerprint(copy.root, mutant), copy.commit, "run")
+                record.put(mutant, proof)
+                record.save(names)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return survived
@@ -251,39 +262,6 @@ def _results(copy: Copy, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, st
         took = f"{time.monotonic() - started_s:6.1f} s"
         line = f"{'SURVIVED' if problem else 'red':<8} {took}  {mutant.name}"
         yield mutant, f"{line}\n                    {problem}" if problem else line, not problem
-
-
-def page(mutants: Sequence[Mutant], record: Record) -> str:
-    """Return a page: for each fault its handlers, and how many of them are proven."""
-    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
-    titles: dict[int, str] = {}
-    for number, part, title in re.findall(r"(?m)^### Fault (\d+)(?:, ([^:]+))?: (.+)$", text):
-        named = f"{part}: {title}" if part else title
-        titles[int(number)] = "; ".join(filter(None, (titles.get(int(number)), named)))
-    proven = {mutant.name for mutant in mutants if record.has(ROOT, mutant)}
-    lines = [
-        "# Proven handlers",
-        "",
-        "`make prove` writes this page. It switches each handler off, in a copy of the tree, and",
-        "its tests must fail. A proof counts until the handler's function, the change that",
-        "switches it off, or one of the tests changes; `make prove` then runs it again.",
-        "",
-        f"**{len(proven)} of {len(mutants)} handlers are proven.** Why some cannot be:",
-        "[what is not proven](faults.md#what-is-not-proven).",
-        "",
-        "| fault | handlers | proven | not proven for the code as it is |",
-        "|---|---|---|---|",
-    ]
-    for fault, group in itertools.groupby(
-        sorted(mutants, key=lambda mutant: mutant.fault), key=lambda mutant: mutant.fault
-    ):
-        all_ = list(group)
-        left = "; ".join(one.handler for one in all_ if one.name not in proven)
-        named = f"{fault}: {titles[fault]}" if fault in titles else str(fault)
-        lines.append(
-            f"| {named} | {len(all_)} | {sum(one.name in proven for one in all_)} | {left} |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

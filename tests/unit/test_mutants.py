@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -155,9 +158,151 @@ def test_a_proof_is_valid_until_the_code_it_depends_on_changes(
     assert (fingerprint(tmp_path, mutant) == before) == is_valid
 
 
+def test_words_of_a_mutant_are_no_part_of_its_proof(tmp_path: Path) -> None:
+    """Its description, and how its code is written, may change."""
+    for name, text in (("part/reader.py", READER), ("tests/test_a.py", TESTS)):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    tests = ("tests/test_a.py::test_it",)
+    one = Mutant(7, "reads", "part.reader:Reader.read", "", "replace", "return 1", "pass", tests)
+    other = Mutant(8, "is read", "part.reader:Reader.read", "", "drop", "return  1", "", tests)
+    different = Mutant(7, "reads", one.place, "", "body", "return 0", "", tests)
+    assert fingerprint(tmp_path, one) == fingerprint(tmp_path, other)
+    assert fingerprint(tmp_path, one) != fingerprint(tmp_path, different)
+
+
+# --- the record and its page ----------------------------------------------------------------------
+
+
 def test_each_proof_on_record_is_of_a_mutant() -> None:
     record = json.loads((ROOT / FOLDER / "proven.json").read_text(encoding="utf-8"))
     assert set(record) <= {mutant.name for mutant in MUTANTS}
+    assert {entry["how"] for entry in record.values()} <= {"run", "carried"}
+
+
+def test_the_page_agrees_with_the_record() -> None:
+    """It speaks of the tree of the commit that it names, so a later change is no error."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "prove_faults.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 2:
+        pytest.skip(done.stderr.strip())  # a clone without that commit
+    assert done.returncode == 0, done.stdout
+
+
+class Project:
+    """A small project in Git with one mutant, and a copy of the tools."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "tools").mkdir()
+        for name in ("mutants.py", "proofs.py", "prove_faults.py"):
+            shutil.copy(ROOT / "tools" / name, root / "tools")
+        for name, text in (
+            ("part/reader.py", READER),
+            ("tests/test_a.py", f"from part.reader import Reader\n{TESTS}"),
+            ("tests/faults/mutants/reading.toml", textwrap.dedent(READING)),
+            ("docs/faults.md", "### Fault 7: nothing is read\n"),
+        ):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        self.git("init", "--quiet")
+
+    def git(self, *arguments: str) -> str:
+        user = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        command = ["git", "-C", str(self.root), *user, *arguments]
+        return subprocess.check_output(command, text=True).strip()
+
+    def commit(self) -> str:
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", "work")
+        return self.git("rev-parse", "HEAD")
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        text = (self.root / name).read_text()
+        assert old in text
+        (self.root / name).write_text(text.replace(old, new))
+
+    def prove(self, *arguments: str) -> str:
+        command = [sys.executable, "tools/prove_faults.py", *arguments]
+        return subprocess.check_output(command, cwd=self.root, text=True)
+
+    def proof(self) -> dict[str, str]:
+        text = (self.root / FOLDER / "proven.json").read_text()
+        found: dict[str, str] = json.loads(text)["  7  reads"]
+        return found
+
+    def counts(self) -> str:
+        """The row of the fault on the page, from the number of handlers."""
+        text = (self.root / "docs" / "proven.md").read_text()
+        return text.split("| 7: nothing is read | ")[1].strip()
+
+
+READING = """
+    [[mutant]]
+    fault = 7
+    handler = "reads"
+    in = "part.reader:Reader.read"
+    body = "return 0"
+    tests = ["tests/test_a.py::test_it"]
+"""
+
+
+def test_a_proof_is_run_then_carried_to_moved_code_then_stale(tmp_path: Path) -> None:
+    here = Project(tmp_path)
+    first = here.commit()
+    here.prove()
+    assert here.proof() | {"digest": ""} == {"digest": "", "commit": first, "how": "run"}
+    assert here.counts() == "1 | 1 | 0 | 0 |  |"
+
+    second = here.commit()
+    here.git("mv", "part/reader.py", "part/files.py")
+    here.edit("tests/test_a.py", "part.reader", "part.files")
+    here.edit("tests/faults/mutants/reading.toml", "part.reader", "part.files")
+    here.commit()
+    here.prove("--page")
+    assert here.counts() == "1 | 0 | 0 | 1 | reads |"
+    here.prove("--carry", second)
+    assert here.proof() | {"digest": ""} == {"digest": "", "commit": first, "how": "carried"}
+    assert here.counts() == "1 | 0 | 1 | 0 |  |"
+
+    here.edit("part/files.py", "return 1", "return 2 - 1")
+    here.commit()
+    assert here.prove("--check") == "prove: the page agrees with the record\n"  # of its commit
+    here.prove("--carry", second)
+    assert here.counts() == "1 | 0 | 0 | 1 | reads |"
+
+
+def test_an_earlier_record_is_carried_from_the_commit_that_wrote_it(tmp_path: Path) -> None:
+    """It did not say where a proof was run, so what it had from before may not have been."""
+    here = Project(tmp_path)
+    (mutant,) = load(tmp_path / FOLDER)
+    text = json.dumps({mutant.name: fingerprint(tmp_path, mutant)})
+    (tmp_path / FOLDER / "proven.json").write_text(text)
+    wrote = here.commit()
+    (tmp_path / "part" / "other.py").write_text("")
+    later = here.commit()
+    here.prove("--carry", later)
+    assert here.counts() == "1 | 0 | 0 | 1 | reads |"
+    (tmp_path / FOLDER / "proven.json").write_text(text)
+    here.prove("--carry", wrote)
+    assert here.proof() | {"digest": ""} == {"digest": "", "commit": wrote, "how": "carried"}
+
+
+def test_a_page_that_says_more_than_the_record_is_found(tmp_path: Path) -> None:
+    here = Project(tmp_path)
+    here.commit()
+    here.prove("--page")
+    here.edit("docs/proven.md", "**0 run**", "**1 run**")
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        here.prove("--check")
+    assert "run tools/prove_faults.py --page" in failed.value.output
+
+
+# --- what a mutant changes ------------------------------------------------------------------------
 
 
 def test_a_marked_statement_is_changed_as_a_whole(tmp_path: Path) -> None:
