@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from rayjobs.remote import operations, plain
 from rayjobs.remote.datastores import Pool, ServedBackend
 from rayjobs.remote.direct import Bucket
 from rayjobs.store.base import Store
+from rayjobs.store.forwarding import Forwarded
 from rayjobs.workspace.blobs import Blob, blob_key, check_digest, open_source
 from rayjobs.workspace.connection import Connection, upload
 from rayjobs.workspace.fetched_blobs import FetchedBlobs
@@ -53,40 +54,13 @@ def open_server(server: Connection) -> OpenWorkspace:
     )
 
 
-class HttpPart:
-    """Sends a request for every method call in the table of operations."""
-
-    def __init__(self, server: Connection, contract: type, part: str = "") -> None:
-        self._server = server
-        self._contract = contract
-        self._part = part
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_") or not hasattr(self._contract, name):
-            raise AttributeError(name)
-        operation = operations.BY_METHOD.get(self._part + name)
-
-        def refuse(*_arguments: Any, **_more: Any) -> Any:
-            raise UsageError(
-                f"this needs {name}, which only works on the server's own machine, not through "
-                f"{self._server.address}"
-            )
-
-        if operation is None:
-            return refuse
-
-        def call(*arguments: Any, **more: Any) -> Any:
-            return _call(self._server, operation, arguments, more)
-
-        return call
-
-
-class HttpStore(HttpPart):
-    """A `Store` behind a server."""
+class HttpStore(Forwarded):
+    """A `Store` behind a server, which does what the table of operations has."""
 
     def __init__(self, server: Connection) -> None:
-        super().__init__(server, Store)
-        self.catalogue = HttpPart(server, Catalogue, "catalogue.")
+        super().__init__(Store, partial(_send, server, ""))
+        self.catalogue = Forwarded(Catalogue, partial(_send, server, "catalogue."))
+        self._server = server
         self.pool = Pool(server)
 
     def submit(self, new: Any) -> Any:
@@ -139,11 +113,24 @@ class HttpStore(HttpPart):
         self._server.close()
 
 
+def _send(
+    server: Connection, part: str, name: str, arguments: Sequence[Any], more: Mapping[str, Any]
+) -> Any:
+    """Return the server's answer to a call. Raises UsageError if it has no such operation."""
+    operation = operations.BY_METHOD.get(part + name)
+    if operation is None:
+        raise UsageError(
+            f"this needs {name}, which only works on the server's own machine, not through "
+            f"{server.address}"
+        )
+    return _call(server, operation, arguments, more)
+
+
 def _call(
     server: Connection,
     operation: operations.Operation,
     arguments: Sequence[Any],
-    more: dict[str, Any],
+    more: Mapping[str, Any],
 ) -> Any:
     bound = operations.signature_of(operation.method).bind(*arguments, **more).arguments
     path = operation.path
