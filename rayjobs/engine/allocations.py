@@ -102,7 +102,7 @@ class Allocations:
         self.start_timeout_s = start_timeout_s
         self._cluster = cluster
         self._clock = clock
-        self._held: dict[str, KnownAllocation] = {}
+        self._allocations: dict[str, KnownAllocation] = {}
         # Allocations whose group may still exist, or whose row does not yet record the release.
         self._unreleased: dict[str, KnownAllocation] = {}
         self._changed_s = clock.monotonic_s()
@@ -112,23 +112,23 @@ class Allocations:
     @property
     def all(self) -> list[KnownAllocation]:
         """All allocations that are not released."""
-        return list(self._held.values())
+        return list(self._allocations.values())
 
-    def know(self, held: KnownAllocation) -> None:
+    def know(self, allocation: KnownAllocation) -> None:
         """Take over an allocation from a store (recovery)."""
-        self._held[held.name] = held
+        self._allocations[allocation.name] = allocation
         self._touch()
 
-    def forget(self, held: KnownAllocation) -> None:
+    def forget(self, allocation: KnownAllocation) -> None:
         """Stop counting an allocation that another target actor owns."""
-        self._held.pop(held.name, None)
-        self._growing.pop(held.name, None)
+        self._allocations.pop(allocation.name, None)
+        self._growing.pop(allocation.name, None)
         self._touch()
 
     def forget_all(self, *, of: Served) -> None:
         """Stop counting the allocations of a workspace that is taken over at another path."""
-        for held in [one for one in self.all if one.served is of]:
-            self.forget(held)
+        for allocation in [one for one in self.all if one.served is of]:
+            self.forget(allocation)
         for name in [name for name, one in self._unreleased.items() if one.served is of]:
             del self._unreleased[name]
 
@@ -147,11 +147,11 @@ class Allocations:
         """
         ours: dict[str, list[Shape]] = {}
         every: dict[str, list[Shape]] = {}
-        for held in self._held.values():
-            for at in () if held.growing else held.nodes:
-                every.setdefault(at, []).append(held.shape)
-                if held.job is not None or held.draining:
-                    ours.setdefault(at, []).append(held.shape)
+        for allocation in self._allocations.values():
+            for at in () if allocation.growing else allocation.nodes:
+                every.setdefault(at, []).append(allocation.shape)
+                if allocation.job is not None or allocation.draining:
+                    ours.setdefault(at, []).append(allocation.shape)
         suspected = self._used_by_suspects(nodes)
         quiet = self._clock.monotonic_s() - self._changed_s > SETTLE_S
         capacities = []
@@ -173,9 +173,11 @@ class Allocations:
                 )
             )
         capacities += may_start
-        for held in [one for one in self._held.values() if one.growing]:
-            capacities, places = _stand(capacities, held.shape, self._growing[held.name])
-            self._held[held.name] = replace(held, nodes=places)
+        for allocation in [one for one in self._allocations.values() if one.growing]:
+            capacities, places = _stand(
+                capacities, allocation.shape, self._growing[allocation.name]
+            )
+            self._allocations[allocation.name] = replace(allocation, nodes=places)
         return capacities
 
     def _used_by_suspects(self, nodes: Sequence[NodeInfo]) -> dict[str, list[Shape]]:
@@ -187,14 +189,16 @@ class Allocations:
         """
         alive = {node.node_id for node in nodes}
         found: dict[str, list[Shape]] = {}
-        for held in self._held.values():
-            if not held.draining:
+        for allocation in self._allocations.values():
+            if not allocation.draining:
                 continue
-            gone = {one.on.address for one in held.suspects if one.node_id not in alive} - {""}
+            gone = {one.on.address for one in allocation.suspects if one.node_id not in alive} - {
+                ""
+            }
             for node in nodes:
-                if node.address in gone and node.node_id not in held.nodes:
-                    gpus = node.gpus if held.shape.gpus else 0.0
-                    found.setdefault(node.node_id, []).append(replace(held.shape, gpus=gpus))
+                if node.address in gone and node.node_id not in allocation.nodes:
+                    gpus = node.gpus if allocation.shape.gpus else 0.0
+                    found.setdefault(node.node_id, []).append(replace(allocation.shape, gpus=gpus))
         return found
 
     def hasten(self, capacities: Sequence[NodeCapacity]) -> None:
@@ -203,8 +207,8 @@ class Allocations:
         Call it only while no free capacity is reserved for another job.
         """
         for name, growing in self._growing.items():
-            held = self._held.get(name)
-            if held is not None and growing.fits_without(capacities, held.shape):
+            allocation = self._allocations.get(name)
+            if allocation is not None and growing.fits_without(capacities, allocation.shape):
                 growing.is_needless.set()
 
     # -- take and give back --------------------------------------------------------------------
@@ -216,21 +220,21 @@ class Allocations:
         Args:
             nodes: It must be on these nodes, in any order; None: on any nodes.
         """
-        for held in self._held.values():
+        for allocation in self._allocations.values():
             if (
-                held.job is None
-                and not held.draining
-                and held.served.path == served.path
-                and held.shape == shape
-                and (nodes is None or sorted(held.nodes) == sorted(nodes))
+                allocation.job is None
+                and not allocation.draining
+                and allocation.served.path == served.path
+                and allocation.shape == shape
+                and (nodes is None or sorted(allocation.nodes) == sorted(nodes))
             ):
-                return held
+                return allocation
         return None
 
-    def reserve_idle(self, held: KnownAllocation, key: str) -> KnownAllocation:
+    def reserve_idle(self, allocation: KnownAllocation, key: str) -> KnownAllocation:
         """Assign an idle allocation to the job in memory (the store follows)."""
-        taken = replace(held, job=key)
-        self._held[held.name] = taken
+        taken = replace(allocation, job=key)
+        self._allocations[allocation.name] = taken
         self._touch()
         return taken
 
@@ -256,46 +260,46 @@ class Allocations:
         if up is not None and growing:
             requested = tuple(node if node in up else None for node in nodes)
             self._growing[name] = _Growing(requested, types, frozenset(up))
-        held = KnownAllocation(name, served, shape, nodes, (), key, since_s, growing=growing)
-        self._held[name] = held
+        allocation = KnownAllocation(name, served, shape, nodes, (), key, since_s, growing=growing)
+        self._allocations[name] = allocation
         self._touch()
-        return held
+        return allocation
 
-    async def create(self, held: KnownAllocation) -> KnownAllocation:
+    async def create(self, allocation: KnownAllocation) -> KnownAllocation:
         """Make the group of a recorded allocation and read its nodes and GPU ids.
 
         Raises NotPlacedError, NotGrownError. After an error, the allocation has been released.
         """
-        await self._free_capacity(held)
+        await self._free_capacity(allocation)
         try:
-            if held.growing:
-                nodes = await self._grow(held)
+            if allocation.growing:
+                nodes = await self._grow(allocation)
             else:
                 nodes = await self._cluster.create_group(
-                    held.name, held.shape, held.nodes, timeout_s=PLACE_TIMEOUT_S
+                    allocation.name, allocation.shape, allocation.nodes, timeout_s=PLACE_TIMEOUT_S
                 )
-            placed = replace(held, nodes=nodes, growing=False)
-            self._held[held.name] = placed
-            self._growing.pop(held.name, None)
-            gpus = await self._cluster.gpu_ids(held.name, held.shape)
+            placed = replace(allocation, nodes=nodes, growing=False)
+            self._allocations[allocation.name] = placed
+            self._growing.pop(allocation.name, None)
+            gpus = await self._cluster.gpu_ids(allocation.name, allocation.shape)
             placed = replace(placed, gpus=gpus)
-            self._held[held.name] = placed
+            self._allocations[allocation.name] = placed
             self._touch()
-            await held.served.ask(
-                held.served.store.place_allocation, held.name, nodes=nodes, gpus=gpus
+            await allocation.served.ask(
+                allocation.served.store.place_allocation, allocation.name, nodes=nodes, gpus=gpus
             )
         except BaseException:
-            await asyncio.shield(self.release(held))
+            await asyncio.shield(self.release(allocation))
             raise
         return placed
 
-    async def _grow(self, held: KnownAllocation) -> tuple[str, ...]:
+    async def _grow(self, allocation: KnownAllocation) -> tuple[str, ...]:
         """Wait until a group's nodes have started. Raises NotPlacedError if it needs none now."""
-        growing = self._growing[held.name]
+        growing = self._growing[allocation.name]
         coming = asyncio.ensure_future(
             self._cluster.grow_group(
-                held.name,
-                replace(held.shape, node_types=growing.types),
+                allocation.name,
+                replace(allocation.shape, node_types=growing.types),
                 growing.requested,
                 avoid=growing.avoid,
                 timeout_s=self.start_timeout_s,
@@ -315,7 +319,7 @@ class Allocations:
 
     async def give_back(
         self,
-        held: KnownAllocation,
+        allocation: KnownAllocation,
         *,
         attempt: int,
         job: str,
@@ -327,55 +331,55 @@ class Allocations:
         The resources become free even if the workspace cannot record it (full disk): in that case,
         this removes the group, since a row that names another job must not be reused.
         """
-        if held.name not in self._held:
+        if allocation.name not in self._allocations:
             return  # its group is already gone
         freed = replace(
-            held,
+            allocation,
             job=None,
             since_s=self._clock.monotonic_s(),
             draining=not proven,
             suspects=() if proven else tuple(suspects),
         )
-        self._held[held.name] = freed
+        self._allocations[allocation.name] = freed
         self._touch()
         try:
-            await held.served.ask(
-                held.served.store.free_allocation,
-                held.name,
+            await allocation.served.ask(
+                allocation.served.store.free_allocation,
+                allocation.name,
                 job=job,
                 attempt=attempt,
                 proven=proven,
             )
         except RayjobsError as error:
-            log.warning("allocation %s: its row was not written: %s", held.name, error)
-            if proven and self._held.get(held.name) is freed:
+            log.warning("allocation %s: its row was not written: %s", allocation.name, error)
+            if proven and self._allocations.get(allocation.name) is freed:
                 await self.release(freed)
 
-    async def release(self, held: KnownAllocation) -> None:
+    async def release(self, allocation: KnownAllocation) -> None:
         """Remove the group, then record that."""
-        self._held.pop(held.name, None)
-        self._growing.pop(held.name, None)
+        self._allocations.pop(allocation.name, None)
+        self._growing.pop(allocation.name, None)
         self._touch()
         try:
-            await self._cluster.remove_group(held.name)
-            await held.served.ask(held.served.store.release_allocation, held.name)
+            await self._cluster.remove_group(allocation.name)
+            await allocation.served.ask(allocation.served.store.release_allocation, allocation.name)
         except RayjobsError as error:
-            log.warning("allocation %s was not released cleanly: %s", held.name, error)
-            self._unreleased[held.name] = held
+            log.warning("allocation %s was not released cleanly: %s", allocation.name, error)
+            self._unreleased[allocation.name] = allocation
         else:
-            self._unreleased.pop(held.name, None)
+            self._unreleased.pop(allocation.name, None)
 
     async def release_old(self) -> None:
         """Release allocations that were idle for too long, and earlier failures to release."""
         now_s = self._clock.monotonic_s()
-        for held in [*self._unreleased.values()]:
-            if Path(held.served.path).is_dir():
-                await self.release(held)
+        for allocation in [*self._unreleased.values()]:
+            if Path(allocation.served.path).is_dir():
+                await self.release(allocation)
             else:
-                del self._unreleased[held.name]  # its row was removed with its workspace
-        for held in self.all:
-            if self._is_idle(held) and now_s - held.since_s > LINGER_S:
-                await self.release(held)
+                del self._unreleased[allocation.name]  # its row was removed with its workspace
+        for allocation in self.all:
+            if self._is_idle(allocation) and now_s - allocation.since_s > LINGER_S:
+                await self.release(allocation)
 
     async def _free_capacity(self, wanted: KnownAllocation) -> None:
         """Release idle groups on the nodes of a new group that needs their resources."""
@@ -384,18 +388,27 @@ class Allocations:
             info = infos.get(node)
             if info is None:
                 continue
-            for held in self.all:
+            for allocation in self.all:
                 if not self._short_of(info, node):
                     break
-                if self._is_idle(held) and node in held.nodes:
-                    await self.release(held)
+                if self._is_idle(allocation) and node in allocation.nodes:
+                    await self.release(allocation)
 
-    def _is_idle(self, held: KnownAllocation) -> bool:
+    def _is_idle(self, allocation: KnownAllocation) -> bool:
         """Return whether it is idle *now*: a job may have taken it since it was listed."""
-        return held.job is None and not held.draining and self._held.get(held.name) is held
+        return (
+            allocation.job is None
+            and not allocation.draining
+            and self._allocations.get(allocation.name) is allocation
+        )
 
     def _short_of(self, info: NodeInfo, node: str) -> bool:
-        here = [held.shape for held in self._held.values() for at in held.nodes if at == node]
+        here = [
+            allocation.shape
+            for allocation in self._allocations.values()
+            for at in allocation.nodes
+            if at == node
+        ]
         return (
             sum(shape.cpus for shape in here) > info.cpus + 1e-6
             or sum(shape.gpus for shape in here) > info.gpus + 1e-6

@@ -164,7 +164,7 @@ class Candidates:
             expected_basis="history" if learned is None else learned.basis,
             expected_from="" if learned is None else learned.source,
             not_before_s=_seconds(job.not_before),
-            blocked_by=_held(job.held, blocked) if job.held else blocked,
+            blocked_by=_hold_text(job.held, blocked) if job.held else blocked,
             blocked_rule=Rule.HELD if job.held else Rule.DEPENDENCY,
             after=() if blocked is None else _after(served, job),
         )
@@ -196,7 +196,7 @@ def _came_s(served: Served, queued: Mapping[str, Job]) -> dict[str, float]:
     return found
 
 
-def _held(hold: str, blocked: str | None) -> str:
+def _hold_text(hold: str, blocked: str | None) -> str:
     return f"held: {hold}" + (f"; it also {blocked}" if blocked else "")
 
 

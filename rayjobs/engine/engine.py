@@ -195,14 +195,14 @@ class Engine:
             nodes=tuple(NodeStatus(**vars(node)) for node in self.nodes),
             allocations=tuple(
                 AllocationStatus(
-                    name=held.name,
-                    shape=AllocatedShape.from_json(held.shape.to_dict()),
-                    nodes=held.nodes,
-                    gpus=held.gpus,
-                    job=held.job,
-                    draining=held.draining,
+                    name=allocation.name,
+                    shape=AllocatedShape.from_json(allocation.shape.to_dict()),
+                    nodes=allocation.nodes,
+                    gpus=allocation.gpus,
+                    job=allocation.job,
+                    draining=allocation.draining,
                 )
-                for held in self.allocations.all
+                for allocation in self.allocations.all
             ),
             workspaces=tuple(served.path for served in self.board.served),
             refused=self.board.refused,
@@ -399,13 +399,13 @@ class Engine:
             moved = None if idle is None else policy.move(capacities, shape, nodes, idle.nodes)
             capacities, idle = (capacities, None) if moved is None else (moved, idle)
         if idle is not None:
-            held = self.allocations.reserve_idle(idle, key)
+            allocation = self.allocations.reserve_idle(idle, key)
         else:
             up = {node.node_id for node in self.nodes}
-            held = self.allocations.reserve_new(
+            allocation = self.allocations.reserve_new(
                 served, shape, key, nodes, up=up, types=PendingNodes.types_to_start(nodes)
             )
-        supervisor = AttemptSupervisor(self._parts, served, job, held)
+        supervisor = AttemptSupervisor(self._parts, served, job, allocation)
         self.attempts.adopt(supervisor, supervisor.start(new=idle is None))
         return capacities
 

@@ -56,9 +56,9 @@ class PendingNodes:
         up = {node.node_id for node in nodes}
         coming = {
             node
-            for held in allocations.all
-            if held.growing
-            for node in held.nodes
+            for allocation in allocations.all
+            if allocation.growing
+            for node in allocation.nodes
             if node not in up
         }
         return max(0, self.types.max_nodes - living - len(coming))
@@ -83,11 +83,13 @@ class PendingNodes:
         ]
 
     @staticmethod
-    def waits(held: Sequence[KnownAllocation], nodes: Sequence[NodeInfo]) -> dict[str, ScalingJob]:
+    def waits(
+        allocations: Sequence[KnownAllocation], nodes: Sequence[NodeInfo]
+    ) -> dict[str, ScalingJob]:
         """Return what each job with an allocation that needs new nodes waits for."""
         up = {node.node_id for node in nodes}
         found = {}
-        for one in held:
+        for one in allocations:
             if one.growing and one.job is not None:
                 here = sum(node in up for node in one.nodes)
                 text = f"waits for nodes to start ({here} of {one.shape.nodes} up)"

@@ -102,20 +102,20 @@ class Recovery:
         taken: set[str] = set()
         gone: list[Allocation] = []
         for row in await served.ask(store.allocations, self._parts.target):
-            if any(held.name == row.name for held in self._parts.allocations.all):
+            if any(allocation.name == row.name for allocation in self._parts.allocations.all):
                 continue  # taken over in an interrupted round
             if not (same_cluster and row.name in groups and _is_in_use(row, live)):
                 gone.append(row)
                 continue
-            held = _held(row, served, self._parts.clock)
-            if held.draining:
+            allocation = _known_allocation(row, served, self._parts.clock)
+            if allocation.draining:
                 _, suspects = await self._nodes_of_row(served, row)
-                held = replace(held, suspects=tuple(suspects))
-            self._parts.allocations.know(held)
-            if row.job in live and not held.draining:
+                allocation = replace(allocation, suspects=tuple(suspects))
+            self._parts.allocations.know(allocation)
+            if row.job in live and not allocation.draining:
                 job, attempt = live[row.job]
                 taken.add(row.job)
-                await self._take_over(served, job, attempt, held)
+                await self._take_over(served, job, attempt, allocation)
         why = "its allocation is gone" if same_cluster else CLUSTER_RESTARTED
         ended: dict[tuple[str, int], bool] = {}
         for job_id, (job, attempt) in live.items():
@@ -158,9 +158,13 @@ class Recovery:
             return
         # Its resources remain reserved, though its group may be gone with its cluster.
         nodes = [self._living_node(node, alive) for node in row.nodes]
-        held = replace(_held(row, served, self._parts.clock), job=None, draining=True)
-        held = replace(held, nodes=tuple(node for node in nodes if node), suspects=tuple(suspects))
-        self._parts.allocations.know(held)
+        allocation = replace(
+            _known_allocation(row, served, self._parts.clock), job=None, draining=True
+        )
+        allocation = replace(
+            allocation, nodes=tuple(node for node in nodes if node), suspects=tuple(suspects)
+        )
+        self._parts.allocations.know(allocation)
         assert row.job is not None
         assert row.attempt is not None
         await served.ask(
@@ -189,12 +193,12 @@ class Recovery:
 
     # -- attempts ------------------------------------------------------------------------------
     async def _take_over(
-        self, served: Served, job: Job, attempt: Attempt, held: KnownAllocation
+        self, served: Served, job: Job, attempt: Attempt, allocation: KnownAllocation
     ) -> None:
         """Continue an attempt whose group still exists."""
         nodes = self._nodes_of(served, job, attempt)
         supervisor = AttemptSupervisor(
-            self._parts, served, job, held, number=attempt.number, nodes=nodes
+            self._parts, served, job, allocation, number=attempt.number, nodes=nodes
         )
         if job.cancel_requested_at is not None:
             supervisor.end_request.cancel()
@@ -383,7 +387,7 @@ def _is_in_use(row: Allocation, live: dict[str, tuple[Job, Attempt]]) -> bool:
     return live[row.job][1].number == row.attempt
 
 
-def _held(row: Allocation, served: Served, clock: Clock) -> KnownAllocation:
+def _known_allocation(row: Allocation, served: Served, clock: Clock) -> KnownAllocation:
     draining = row.state is AllocationState.DRAINING
     return KnownAllocation(
         name=row.name,

@@ -53,10 +53,10 @@ class Tidying:
         """
         allocations = self._parts.allocations
         try:
-            for held in allocations.all:
-                if held.draining and await self._recovery.prove(held.suspects):
-                    log.info("no process is left on %s: released", held.name)
-                    await allocations.release(held)
+            for allocation in allocations.all:
+                if allocation.draining and await self._recovery.prove(allocation.suspects):
+                    log.info("no process is left on %s: released", allocation.name)
+                    await allocations.release(allocation)
             await self._release_idle_on_dead_nodes()
             await self._drop_unowned_rows(nodes)
             await self.remove_unowned_groups()
@@ -69,10 +69,14 @@ class Tidying:
     async def _release_idle_on_dead_nodes(self) -> None:
         """Release idle allocations that lost a node, since Ray moves their bundles."""
         alive = {node.node_id for node in await self._parts.cluster.nodes()}
-        for held in self._parts.allocations.all:
-            if held.job is None and not held.draining and not alive.issuperset(held.nodes):
-                log.info("%s had a node that is gone: released", held.name)
-                await self._parts.allocations.release(held)
+        for allocation in self._parts.allocations.all:
+            if (
+                allocation.job is None
+                and not allocation.draining
+                and not alive.issuperset(allocation.nodes)
+            ):
+                log.info("%s had a node that is gone: released", allocation.name)
+                await self._parts.allocations.release(allocation)
 
     async def _drop_unowned_rows(self, nodes: Sequence[NodeInfo]) -> None:
         """Release allocations that the previous actor recorded after this actor's recovery.
@@ -89,7 +93,7 @@ class Tidying:
             if await self._recovery.is_replaced(served):
                 continue
             # Checked last: an allocation of this actor is known before its row is written.
-            known = {held.name for held in self._parts.allocations.all}
+            known = {allocation.name for allocation in self._parts.allocations.all}
             for row in rows:
                 if row.name not in known and (row.job, row.attempt) not in attempts:
                     log.info("the allocation %s belongs to no job", row.name)
@@ -105,7 +109,7 @@ class Tidying:
             return
         # In this order: an allocation is known before its group is made.
         groups = await self._parts.cluster.group_names(f"rj-{self._parts.target}-")
-        known = {held.name for held in self._parts.allocations.all}
+        known = {allocation.name for allocation in self._parts.allocations.all}
         # Checked after the list: the next actor claims before it makes or takes over a group.
         for served in self._board.served:
             if await self._recovery.is_replaced(served):

@@ -12,40 +12,40 @@ from rayjobs.policy import Shape
 class AttemptAllocation:
     """The allocation that an attempt uses until its end is recorded."""
 
-    def __init__(self, allocations: Allocations, held: KnownAllocation | None) -> None:
+    def __init__(self, allocations: Allocations, allocation: KnownAllocation | None) -> None:
         """Use an allocation of `allocations`.
 
         Args:
-            held: The attempt's allocation; None: it no longer exists.
+            allocation: The attempt's allocation; None: it no longer exists.
         """
         self._allocations = allocations
-        self._held = held
-        self._is_given_back = held is None
+        self._allocation = allocation
+        self._is_given_back = allocation is None
 
     @property
     def name(self) -> str:
         """Its name, which is also that of its placement group."""
-        return "" if self._held is None else self._held.name
+        return "" if self._allocation is None else self._allocation.name
 
     @property
     def shape(self) -> Shape:
         """The resources that it reserves."""
-        return Shape() if self._held is None else self._held.shape
+        return Shape() if self._allocation is None else self._allocation.shape
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """The ids of its nodes, one for each bundle."""
-        return () if self._held is None else self._held.nodes
+        return () if self._allocation is None else self._allocation.nodes
 
     @property
     def gpus(self) -> tuple[tuple[str, ...], ...]:
         """The ids of its GPUs per bundle; empty until known."""
-        return () if self._held is None else self._held.gpus
+        return () if self._allocation is None else self._allocation.gpus
 
     @property
     def is_growing(self) -> bool:
         """Whether its placement group waits for nodes to start."""
-        return self._held is not None and self._held.growing
+        return self._allocation is not None and self._allocation.growing
 
     @property
     def is_given_back(self) -> bool:
@@ -54,20 +54,20 @@ class AttemptAllocation:
 
     def refresh(self) -> None:
         """Update where the bundles of a growing group would be placed now."""
-        if self._held is not None and self._held.growing:
+        if self._allocation is not None and self._allocation.growing:
             current = {one.name: one for one in self._allocations.all}
-            self._held = current.get(self._held.name, self._held)
+            self._allocation = current.get(self._allocation.name, self._allocation)
 
     async def create(self) -> None:
         """Make its placement group. Raises NotPlacedError, NotGrownError."""
-        assert self._held is not None
-        self._held = await self._allocations.create(self._held)
+        assert self._allocation is not None
+        self._allocation = await self._allocations.create(self._allocation)
 
     async def release(self) -> None:
         """Remove its placement group."""
         self._is_given_back = True
-        if self._held is not None:
-            await self._allocations.release(self._held)
+        if self._allocation is not None:
+            await self._allocations.release(self._allocation)
 
     async def give_back(
         self, *, job: str, attempt: int, proven: bool, suspects: Sequence[NodeOfAttempt] = ()
@@ -79,12 +79,12 @@ class AttemptAllocation:
             suspects: The nodes on which the attempt's processes may be alive.
         """
         self._is_given_back = True
-        if self._held is not None:
+        if self._allocation is not None:
             await self._allocations.give_back(
-                self._held, attempt=attempt, job=job, proven=proven, suspects=suspects
+                self._allocation, attempt=attempt, job=job, proven=proven, suspects=suspects
             )
 
     def forget(self) -> None:
         """Leave it to another target actor that has taken it over."""
-        if self._held is not None:
-            self._allocations.forget(self._held)
+        if self._allocation is not None:
+            self._allocations.forget(self._allocation)

@@ -129,7 +129,7 @@ class AttemptSupervisor:
         parts: SupervisorParts,
         served: Served,
         job: Job,
-        held: KnownAllocation | None,
+        allocation: KnownAllocation | None,
         *,
         number: int = 0,
         nodes: Sequence[NodeOfAttempt] = (),
@@ -137,13 +137,13 @@ class AttemptSupervisor:
         """Supervise an attempt of `job`.
 
         Args:
-            held: The attempt's allocation; None: it no longer exists.
+            allocation: The attempt's allocation; None: it no longer exists.
             number: The number of an attempt that another target actor has started; 0: it starts
                 here.
             nodes: The nodes of such an attempt.
         """
         self.record = AttemptRecord(served, job, parts.clock, parts.count, number, list(nodes))
-        self.allocation = AttemptAllocation(parts.allocations, held)
+        self.allocation = AttemptAllocation(parts.allocations, allocation)
         self.end_request = EndRequest(job.spec.grace_s)
         self.ending = AttemptEnding(
             self.record, self.allocation, self.end_request, parts.cluster, parts.leases

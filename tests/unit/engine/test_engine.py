@@ -190,7 +190,9 @@ def test_preparation_failure_keeps_its_class(tmp_path: Path) -> None:
         done = await here.state(job, JobState.FAILED)
         assert done.failure is not None
         assert str(done.failure.failure_class) == "data"
-        await here.until(lambda: all(held.job is None for held in here.engine.allocations.all))
+        await here.until(
+            lambda: all(allocation.job is None for allocation in here.engine.allocations.all)
+        )
 
     play(scene, tmp_path)
 
@@ -266,7 +268,11 @@ def test_an_attempt_not_proven_dead_drains_its_allocation(tmp_path: Path) -> Non
         await here.launched(job)
         here.agent.end(job.id, 1, exit_code=0, proven=False)
         await here.state(job, JobState.COMPLETED)
-        await here.until(lambda: [held for held in here.engine.allocations.all if held.draining])
+        await here.until(
+            lambda: [
+                allocation for allocation in here.engine.allocations.all if allocation.draining
+            ]
+        )
         await here.until(
             lambda: here.store.allocations("local")[0].state is AllocationState.DRAINING
         )

@@ -74,8 +74,12 @@ async def all_is_free(here: World) -> None:
     await here.until(
         lambda: (
             not here.engine.attempts
-            and all(held.job is None and not held.draining for held in here.engine.allocations.all)
-            and set(here.cluster.groups) == {held.name for held in here.engine.allocations.all}
+            and all(
+                allocation.job is None and not allocation.draining
+                for allocation in here.engine.allocations.all
+            )
+            and set(here.cluster.groups)
+            == {allocation.name for allocation in here.engine.allocations.all}
             and all(row.state is AllocationState.IDLE for row in here.store.allocations("local"))
         ),
         "every place is free",
@@ -139,9 +143,9 @@ def test_failed_allocation_release_is_retried(tmp_path: Path) -> None:
         job = here.submit()
         await here.launched(job)
         await here.crash()  # the other search for orphaned allocations is disabled
-        (held,) = here.engine.allocations.all
+        (allocation,) = here.engine.allocations.all
         store.failing["release_allocation"] = 1
-        await here.engine.allocations.release(held)
+        await here.engine.allocations.release(allocation)
         assert here.store.allocations("local")[0].state is AllocationState.HELD
         await here.engine.allocations.release_old()
         assert not here.store.allocations("local")
@@ -200,8 +204,8 @@ def test_draining_allocation_is_freed_when_its_ranks_are_proven_dead(tmp_path: P
         here.agent.end(job.id, 1, exit_code=0, proven=False)
         await here.state(job, JobState.COMPLETED)
         await here.until(lambda: here.agent.calls.count(("settle-end", job.id, 1)) > 2)
-        (held,) = here.engine.allocations.all
-        assert held.draining
+        (allocation,) = here.engine.allocations.all
+        assert allocation.draining
         here.agent.settled = Settled(Found.ENDED, proven=True)
         await here.until(lambda: here.engine.allocations.all == [], "it is forgotten")
         await here.until(lambda: here.cluster.groups == {}, "its group is removed")
@@ -224,7 +228,9 @@ def test_allocation_not_proven_empty_stays_reserved_after_a_restart(
             here.agent.end(job.id, 1, exit_code=0, proven=False)
             await here.state(job, JobState.COMPLETED)
             await here.until(
-                lambda: [held for held in here.engine.allocations.all if held.draining]
+                lambda: [
+                    allocation for allocation in here.engine.allocations.all if allocation.draining
+                ]
             )
         await here.crash()
         if state == "held":  # the end was recorded, but the allocation was not released
@@ -239,8 +245,8 @@ def test_allocation_not_proven_empty_stays_reserved_after_a_restart(
         decision = here.engine.explain(key)
         assert decision is not None
         assert not decision.start
-        (held,) = here.engine.allocations.all
-        assert held.draining
+        (allocation,) = here.engine.allocations.all
+        assert allocation.draining
         here.agent.instant = 0
         here.agent.settled = Settled(Found.ENDED, proven=True)
         await here.state(after, JobState.COMPLETED)
