@@ -249,7 +249,7 @@ class NodeCache:
         with locked(self.root / "usage.lock"):
             used = self._kept_usage()
             if not self._fits(used, size):
-                used = self._make_room(size)
+                used = self._make_space(size)
             claim = os.open(need, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(claim, fcntl.LOCK_EX)
@@ -275,7 +275,7 @@ class NodeCache:
             return False
         return shutil.disk_usage(self.root).free - size >= self.spare_bytes
 
-    def _make_room(self, size: int) -> int:
+    def _make_space(self, size: int) -> int:
         """Remove the least recently used objects until `size` fits; return the remaining usage."""
         unused: list[tuple[float, Path, int]] = []
         used = self._sweep_partials()

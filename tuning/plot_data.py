@@ -147,11 +147,11 @@ def apart(
             columns[-1].append(position)
         else:
             columns.append([position])
-    room = int(1 / up)
+    most = int(1 / up)
     for column in columns:
         column.sort(key=lambda one: points[one][1])
-        if len(column) > room:
-            column = [column[round(k * (len(column) - 1) / (room - 1))] for k in range(room)]
+        if len(column) > most:
+            column = [column[round(k * (len(column) - 1) / (most - 1))] for k in range(most)]
         lowest = up / 2
         placed = []
         for position in column:

@@ -190,18 +190,18 @@ def fitted(
     state = HEADER.index("STATE")
     rows = [(*row[:state], row[state].removesuffix(" early"), *row[state + 1 :]) for row in rows]
     fixed = _width([header[:parameters], *(row[:parameters] for row in rows)])
-    room = columns - fixed - 2 * len(_SPACE)
+    available = columns - fixed - 2 * len(_SPACE)
     reason = max(len(row[-1]) for row in rows)
-    texts = _shortened([row[parameters] for row in rows], room - reason)
+    texts = _shortened([row[parameters] for row in rows], available - reason)
     for name in ("LAST", "REPORTS"):
-        if reason + max(map(len, [*texts, "PARAMETERS"])) <= room:
+        if reason + max(map(len, [*texts, "PARAMETERS"])) <= available:
             break
         at = header.index(name)
-        room += max(len(line[at]) for line in (header, *rows)) + len(_SPACE)
+        available += max(len(line[at]) for line in (header, *rows)) + len(_SPACE)
         header = (*header[:at], *header[at + 1 :])
         rows = [(*row[:at], *row[at + 1 :]) for row in rows]
         parameters -= 1
-    most = max(room - reason, int(room * PARAMETERS_SHARE), len("PARAMETERS"))
+    most = max(available - reason, int(available * PARAMETERS_SHARE), len("PARAMETERS"))
     return header, [
         (*row[:parameters], _cut(text, most), row[-1])
         for row, text in zip(rows, texts, strict=True)

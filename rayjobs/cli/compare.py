@@ -120,8 +120,8 @@ def _text(compared: Comparison, rows: list[Row]) -> str:
         at = max(n for n, one in enumerate(cells) if one[0].startswith("  ")) + 1
         cells.insert(at, [f"  … {left_out} more files: --json", *[""] * len(compared.jobs)])
     header = ["", *map(_label, compared.jobs)]
-    room = width() - max((len(one[0]) for one in cells), default=0)
-    most = max(NARROWEST, room // len(compared.jobs) - 2)
+    available = width() - max((len(one[0]) for one in cells), default=0)
+    most = max(NARROWEST, available // len(compared.jobs) - 2)
     cells = [[one[0], *[cut(cell, most) for cell in one[1:]]] for one in cells]
     lines = table(cells, header).splitlines()
     return "\n".join(lines)

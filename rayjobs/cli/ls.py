@@ -416,8 +416,8 @@ def _table(found: _Listing, settings: Settings, *, columns: int | None = None) -
     reasons = [_reason(job, seen[job.id]) for job in jobs]
     longest = max(len(reason) for reason in reasons)
     for name in ("WAITED", "SUBMITTED", "EXPERIMENT"):
-        room = columns - sum(_wide(title, part) + 2 for title, part in cells.items())
-        if room >= min(longest, REASON_WANTED):
+        available = columns - sum(_wide(title, part) + 2 for title, part in cells.items())
+        if available >= min(longest, REASON_WANTED):
             break
         cells.pop(name, None)
     header = [*cells, "REASON" if longest else ""]

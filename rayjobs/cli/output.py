@@ -168,8 +168,8 @@ def table(
     for column, values in zip(cells, zip(*rows, strict=True), strict=bool(rows)):
         column += map(one_line, values)
     widths = [max(map(len, column)) for column in cells]
-    room = (width() if columns is None else columns) - sum(widths[:-1]) - 2 * (len(widths) - 1)
-    cells[-1] = [cut(cell, max(8, room)) for cell in cells[-1]]
+    available = (width() if columns is None else columns) - sum(widths[:-1]) - 2 * (len(widths) - 1)
+    cells[-1] = [cut(cell, max(8, available)) for cell in cells[-1]]
     shown = []
     for at, (column, wide) in enumerate(zip(cells, widths, strict=True)):
         padding = [" " * (wide - len(cell)) for cell in column]  # colours take no columns

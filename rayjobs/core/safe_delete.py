@@ -304,8 +304,8 @@ def original_name(name: str) -> str | None:
 
 def _aside_name(name: str) -> str:
     fresh = f"{ASIDE}{secrets.token_hex(8)}-"
-    room = 255 - len(fresh)
-    return fresh + (name if len(os.fsencode(name)) <= room else "long")
+    longest = 255 - len(fresh)
+    return fresh + (name if len(os.fsencode(name)) <= longest else "long")
 
 
 def _put_back(parent: int, aside: str, name: str, info: os.stat_result) -> None:

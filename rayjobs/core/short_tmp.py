@@ -15,17 +15,17 @@ from rayjobs.core.paths import AttemptPaths, runtime_dir
 
 SOCKET_PATH_BYTES = 107
 # `multiprocessing` appends `/pymp-xxxxxxxx/listener-xxxxxxxx`, which has 33 bytes.
-ROOM_BYTES = 48
+SOCKET_NAME_BYTES = 48
 _KIND = "tmp-"
 
 
 def provide(tmp: Path) -> Path:
-    """Return a path to a temporary folder that leaves room for a socket's name; a link if needed.
+    """Return a path to a temporary folder with space for a socket's name; a link if needed.
 
     Raises:
         OSError: the link cannot be made.
     """
-    if len(os.fsencode(tmp)) + ROOM_BYTES <= SOCKET_PATH_BYTES:
+    if len(os.fsencode(tmp)) + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES:
         return tmp
     link = _link(tmp, create=True)
     link.unlink(missing_ok=True)  # left by a start that was undone

@@ -61,8 +61,8 @@ def find_uv() -> str:
     Raises:
         PrepareError: class ``environment``: there is no uv.
     """
-    beside = Path(sys.executable).with_name("uv")
-    found = str(beside) if os.access(beside, os.X_OK) else _uv_of_package() or shutil.which("uv")
+    sibling = Path(sys.executable).with_name("uv")
+    found = str(sibling) if os.access(sibling, os.X_OK) else _uv_of_package() or shutil.which("uv")
     if found is None:
         raise PrepareError(
             "packages are installed with uv, which is neither next to the target's Python nor on "
@@ -235,8 +235,8 @@ def local_folders(environment: Mapping[str, str]) -> list[Path]:
         for word in re.split(r"[\s,]+", environment.get(name, "")):
             path = Path(word.rpartition("=")[2].removeprefix("file://"))
             if path.is_absolute() and name != "SSL_CERT_FILE":
-                has_files_beside = name != "UV_FIND_LINKS" and len(path.parts) > 2
-                found.append(path.parent if has_files_beside else path)
+                has_sibling_files = name != "UV_FIND_LINKS" and len(path.parts) > 2
+                found.append(path.parent if has_sibling_files else path)
     return list(dict.fromkeys(found))
 
 

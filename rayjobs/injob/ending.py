@@ -279,7 +279,7 @@ def _order_of_failure(rank: Rank) -> tuple[float, bool, int]:
 
 def _is_full(folder: str) -> bool:
     try:
-        room = os.statvfs(folder)
+        disk = os.statvfs(folder)
     except OSError:
         return False
-    return room.f_bavail * room.f_frsize < _FULL_BYTES or (room.f_files > 0 and room.f_favail == 0)
+    return disk.f_bavail * disk.f_frsize < _FULL_BYTES or (disk.f_files > 0 and disk.f_favail == 0)

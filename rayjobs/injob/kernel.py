@@ -227,12 +227,11 @@ def write_marker(marker: str) -> None:
             f"the interpreter was started without {MARKER_VARIABLE}; start it with a padded value"
         )
     position += len(name)
-    room = block.index(b"\0", position) - position
+    capacity = block.index(b"\0", position) - position
     value = marker.encode()
-    if len(value) > room:
+    if len(value) > capacity:
         raise ValueError(
             f"the marker is {len(value)} bytes long, but the environment block has space for "
-            f"{room}; "
-            "start the warm interpreter with a larger --marker-pad"
+            f"{capacity}; start the warm interpreter with a larger --marker-pad"
         )
-    ctypes.memmove(start + position, value + b"\0" * (room - len(value)), room)
+    ctypes.memmove(start + position, value + b"\0" * (capacity - len(value)), capacity)

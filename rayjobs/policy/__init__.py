@@ -1,6 +1,6 @@
 """Which queued jobs start now, which are preempted, and why the others wait: pure functions.
 
-`deciding` starts jobs, `preempting` chooses those that make room, `reserving` keeps nodes for the
+`deciding` starts jobs, `preempting` chooses those to preempt, `reserving` keeps nodes for the
 head of the queue, `explaining` says why a job waits. `decide` turns a `Situation` into `Decisions`.
 Nothing here reads a clock, a file or a cluster, so the target's engine, `rayjobs simulate` and the
 tests run the same code.

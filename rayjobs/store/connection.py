@@ -453,10 +453,10 @@ class Database:
         if self.path is None:
             return False
         try:
-            room = os.statvfs(self.path.parent)
+            disk = os.statvfs(self.path.parent)
         except OSError:
             return False
-        return room.f_bavail * room.f_frsize < _FULL_BYTES
+        return disk.f_bavail * disk.f_frsize < _FULL_BYTES
 
 
 _DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()

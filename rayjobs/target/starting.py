@@ -28,7 +28,7 @@ from rayjobs.workspace import registrations, server_choice
 from rayjobs.workspace.folder import earlier_paths
 
 STOPPING_POLL_S = 0.2
-ROOM_BYTES = 2**16
+PROBE_BYTES = 2**16
 WAKE_ANSWER_S = 2.0
 PATIENT_ANSWER_S = 15.0
 SPAWN_LIMIT = 3
@@ -207,10 +207,10 @@ def _files_written(location: TargetLocation) -> Iterator[None]:
         ) from exc
 
 
-def _check_room(location: TargetLocation) -> None:
+def _check_space(location: TargetLocation) -> None:
     """Write and remove a file: on a full disk, a keeper could not even report why it ended."""
-    probe = location.paths.root / f".room.{ids.token(4)}"
-    write_private(probe, "." * ROOM_BYTES)
+    probe = location.paths.root / f".space-probe.{ids.token(4)}"
+    write_private(probe, "." * PROBE_BYTES)
     probe.unlink(missing_ok=True)
 
 
@@ -357,7 +357,7 @@ class _Start:
                                 f"See {paths.log}."
                             )
                         paths.progress.unlink(missing_ok=True)
-                        _check_room(location)
+                        _check_space(location)
                         spawn(location, ids.token(4), is_patient=self.is_patient)
                     spawned += 1
             time.sleep(POLL_S)

@@ -40,9 +40,9 @@ def _disk(name: str, folder: Path) -> Finding:
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
-    room = os.statvfs(there)
-    free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
-    data = {"path": str(folder), "free_bytes": free, "bytes": size, "free_inodes": room.f_favail}
+    disk = os.statvfs(there)
+    free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    data = {"path": str(folder), "free_bytes": free, "bytes": size, "free_inodes": disk.f_favail}
     text = f"{folder}: {size_text(free)} of {size_text(size)} free"
     level, remedy = Level.OK, ""
     prune = "`rayjobs prune --dry-run --scratch` shows what old jobs left."
@@ -52,9 +52,9 @@ def _disk(name: str, folder: Path) -> Finding:
         remedy = "Ray needs 80 MiB there: docker run --shm-size=1g, or remove what fills it."
     elif not shared_memory and free < FAIL_BYTES:
         level, remedy = Level.FAIL, f"Free some space. {prune}"
-    elif room.f_files and room.f_favail < FEW_INODES:
+    elif disk.f_files and disk.f_favail < FEW_INODES:
         level = Level.WARN
-        text += f", and only {room.f_favail} more files can be created"
+        text += f", and only {disk.f_favail} more files can be created"
         remedy = f"Remove files that are not needed. {prune}"
     elif not shared_memory and (free < WARN_BYTES or (size and free / size < WARN_SHARE)):
         level, remedy = Level.WARN, prune

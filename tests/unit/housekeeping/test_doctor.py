@@ -283,14 +283,14 @@ def test_a_target_without_a_token_is_shown(context: DoctorContext) -> None:
 def test_a_disk_that_fills_up_is_reported(
     free: int, level: Level, context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = SimpleNamespace(
+    disk = SimpleNamespace(
         f_bavail=free // 4096,
         f_frsize=4096,
         f_blocks=20 * 2**30 // 4096,
         f_files=10**6,
         f_favail=10**6,
     )
-    monkeypatch.setattr(os, "statvfs", lambda _path: room)
+    monkeypatch.setattr(os, "statvfs", lambda _path: disk)
     [found] = [one for one in resources.disks(context) if one.topic == "disk of home"]
     assert found.level is level
 

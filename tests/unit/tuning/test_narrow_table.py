@@ -36,7 +36,7 @@ def test_at_80_columns_all_values_that_differ_are_shown() -> None:
     ]
 
 
-def test_a_long_reason_leaves_parameters_most_of_the_room() -> None:
+def test_a_long_reason_leaves_parameters_most_of_the_width() -> None:
     failed = [(*one[:-1], REASON) for one in CELLS]
     shown = parameters_of(failed, 80)
     assert shown == [
