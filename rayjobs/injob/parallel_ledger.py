@@ -15,7 +15,7 @@ import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 from rayjobs.injob import checkpoint
-from rayjobs.injob.parallel_messages import MiniBatch, Order, SettledBatch
+from rayjobs.injob.parallel_messages import Assignment, MiniBatch, SettledBatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,26 +84,26 @@ class Ledger:
         return len(self._places) + len(self._failed) == len(self._batches)
 
     # -- for the workers ---------------------------------------------------------------------------
-    def take(self, holder: Any) -> Order:
+    def take(self, holder: Any) -> Assignment:
         """Return what to do next.
 
         Returns:
-            An order with one entry. It is `wait` after `WAIT_S` seconds in which others worked on
-            all remaining mini-batches.
+            An assignment with one entry. It is `wait` after `WAIT_S` seconds in which others worked
+            on all remaining mini-batches.
         """
         with self._changed:
             if not self._queue and not self._is_over:
                 self._changed.wait(WAIT_S)
             if self.stop_reason is not None:
-                return Order(stop=self.stop_reason)
+                return Assignment(stop=self.stop_reason)
             if self.is_complete:
-                return Order(end=True)
+                return Assignment(end=True)
             if not self._queue:
-                return Order(wait=True)
+                return Assignment(wait=True)
             number = self._queue.popleft()
             self._held[number] = holder
             self._tries[number] += 1
-            return Order(batch=self._batches[number])
+            return Assignment(batch=self._batches[number])
 
     def done(self, number: int, rows: Sequence[str], count: int) -> None:
         """Record the result of a mini-batch; a second result is ignored."""

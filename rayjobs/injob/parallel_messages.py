@@ -44,7 +44,7 @@ class MiniBatch(Message):
 
 
 @dataclass(frozen=True)
-class Order(Message):
+class Assignment(Message):
     """Rank 0's answer to a rank: what to do next; empty after the other requests.
 
     Attributes:

@@ -21,12 +21,12 @@ from typing import Any, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from rayjobs.injob.parallel_ledger import Ledger
 from rayjobs.injob.parallel_messages import (
+    Assignment,
     BatchDone,
     BatchFailed,
     BatchRows,
     MeasureTable,
     MiniBatch,
-    Order,
     RankRequest,
     RunBatch,
     StopBatches,
@@ -129,12 +129,12 @@ def _work(source: Any, settings: Settings, worker: Worker, say: Any) -> None:
         StoppedError: too many failed, or the entry script cannot be started.
     """
     while True:
-        order: Order = source.take()
-        if order.stop is not None:
-            raise StoppedError(order.stop)
-        if order.end:
+        assignment: Assignment = source.take()
+        if assignment.stop is not None:
+            raise StoppedError(assignment.stop)
+        if assignment.end:
             return
-        batch = order.batch
+        batch = assignment.batch
         if batch is None:
             continue
         number = batch.number
@@ -353,15 +353,15 @@ class _Connection(socketserver.StreamRequestHandler):
         ledger = self.server.ledger
         try:
             for line in self.rfile:
-                order = self._order(rank_request(line))
-                self.wfile.write(json.dumps(order.to_json()).encode() + b"\n")
+                assignment = self._assignment(rank_request(line))
+                self.wfile.write(json.dumps(assignment.to_json()).encode() + b"\n")
         except OSError:
             pass  # the same as a closed connection
         finally:
             ledger.lost(self)
             self.server.gone()
 
-    def _order(self, request: RankRequest) -> Order:
+    def _assignment(self, request: RankRequest) -> Assignment:
         ledger = self.server.ledger
         if isinstance(request, TakeBatch):
             return ledger.take(self)
@@ -371,7 +371,7 @@ class _Connection(socketserver.StreamRequestHandler):
             ledger.failed(request.number, request.reason)
         else:
             ledger.stop(request.reason)
-        return Order()
+        return Assignment()
 
 
 class _Own:
@@ -381,7 +381,7 @@ class _Own:
         self.done, self.failed, self.stop = ledger.done, ledger.failed, ledger.stop
         self._ledger = ledger
 
-    def take(self) -> Order:
+    def take(self) -> Assignment:
         return self._ledger.take(self)
 
 
@@ -413,14 +413,14 @@ class Caller:
         self._lines.close()
         self._socket.close()
 
-    def _call(self, request: RankRequest) -> Order:
+    def _call(self, request: RankRequest) -> Assignment:
         self._socket.sendall(json.dumps(request.to_json()).encode() + b"\n")
         line = self._lines.readline()
         if not line:
             raise StoppedError("rank 0 has ended")
-        return Order.from_json(json.loads(line))
+        return Assignment.from_json(json.loads(line))
 
-    def take(self) -> Order:
+    def take(self) -> Assignment:
         """See `Ledger.take`."""
         return self._call(TakeBatch())
 

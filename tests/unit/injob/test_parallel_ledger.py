@@ -13,7 +13,7 @@ import pytest
 
 from rayjobs.injob import checkpoint, parallel_ledger
 from rayjobs.injob.parallel_ledger import Ledger
-from rayjobs.injob.parallel_messages import MiniBatch, Order
+from rayjobs.injob.parallel_messages import Assignment, MiniBatch
 from rayjobs.injob.parallel_settings import Settings, bytes_of
 from rayjobs.injob.parallel_worker import elements
 from rayjobs.spec.model import ParallelRun
@@ -66,7 +66,7 @@ def test_rows_are_in_the_order_of_the_mini_batches(tmp_path: Path) -> None:
     one = ledger(tmp_path)
     for number in (taken(one), taken(one), taken(one))[::-1]:
         one.done(number, [f"row {number}", "x"], 2)
-    assert one.take("me") == Order(end=True)
+    assert one.take("me") == Assignment(end=True)
     assert rows(one, tmp_path) == ["row 0", "x", "row 1", "x", "row 2", "x"]
     assert one.summary() == "3 mini-batches of 6 items: 6 succeeded, 0 failed"
 
@@ -88,7 +88,7 @@ def test_result_of_an_abandoned_worker_counts_once(tmp_path: Path) -> None:
     number = taken(one)
     one.failed(number, "it took too long")
     one.done(number, ["row"], 2)  # before the retry
-    assert one.take("me") == Order(end=True)
+    assert one.take("me") == Assignment(end=True)
     assert rows(one, tmp_path) == ["row"]
 
 
@@ -96,7 +96,7 @@ def test_a_mini_batch_fails_after_its_last_try(tmp_path: Path) -> None:
     one = ledger(tmp_path, count=1, run_max_try=2)
     for _ in range(2):
         one.failed(taken(one), "broken")
-    assert one.take("me") == Order(end=True)
+    assert one.take("me") == Assignment(end=True)
     assert one.failed_items == 2
     assert rows(one, tmp_path) == []
 
@@ -127,7 +127,7 @@ def test_too_many_failures_stop_all_workers(
 def test_waiting_request_is_notified_of_returned_items(tmp_path: Path) -> None:
     one = ledger(tmp_path, count=1)
     number = taken(one, "first")
-    found: list[Order] = []
+    found: list[Assignment] = []
     waiting = threading.Thread(target=lambda: found.append(one.take("second")))
     waiting.start()
     one.failed(number, "broken")

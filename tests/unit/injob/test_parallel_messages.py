@@ -9,12 +9,12 @@ import pytest
 
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.parallel_messages import (
+    Assignment,
     BatchDone,
     BatchFailed,
     BatchRows,
     MeasureTable,
     MiniBatch,
-    Order,
     RunBatch,
     SettledBatch,
     StopBatches,
@@ -32,12 +32,12 @@ ROWS = {"number": 1, "input": "table", "items": 5, "rows": [0, 5]}
 @pytest.mark.parametrize(
     ("message", "values"),
     [
-        (Order(batch=MiniBatch(0, "data", 2, files=("a", "b"))), {"batch": FILES}),
-        (Order(batch=MiniBatch(1, "table", 5, rows=(0, 5))), {"batch": ROWS}),
-        (Order(end=True), {"end": True}),
-        (Order(wait=True), {"wait": True}),
-        (Order(stop="why"), {"stop": "why"}),
-        (Order(), {}),
+        (Assignment(batch=MiniBatch(0, "data", 2, files=("a", "b"))), {"batch": FILES}),
+        (Assignment(batch=MiniBatch(1, "table", 5, rows=(0, 5))), {"batch": ROWS}),
+        (Assignment(end=True), {"end": True}),
+        (Assignment(wait=True), {"wait": True}),
+        (Assignment(stop="why"), {"stop": "why"}),
+        (Assignment(), {}),
         (SettledBatch(0, 2, ("a",)), {"number": 0, "count": 2, "rows": ["a"]}),
         (TableSize(rows=3, bytes=99), {"rows": 3, "bytes": 99}),
         (BatchRows(rows=("a",), count=1), {"rows": ["a"], "count": 1}),
