@@ -1,6 +1,6 @@
 """Sweeps: search spaces, samplers, early termination, the trial table, results and plots.
 
-`engine` decides what a sweep does next, `driver` does it; `policies` judge trials, `samplers`
+`state` decides what a sweep does next, `driver` does it; `policies` judge trials, `samplers`
 choose their parameters, `tune` is the only part that uses Ray Tune.
 
 Names are imported on first use; nothing here imports Ray, Optuna or matplotlib until it is needed.

@@ -28,7 +28,13 @@ from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobChanges, JobFilter, NewJob
 from rayjobs.tuning import warm_start
 from rayjobs.tuning.arguments import override_arguments
-from rayjobs.tuning.engine import (
+from rayjobs.tuning.events import MetricMissing
+from rayjobs.tuning.policies import Scheduler
+from rayjobs.tuning.registering import register_best
+from rayjobs.tuning.results import MODEL_MISSING, best_trial
+from rayjobs.tuning.samplers import Sampler
+from rayjobs.tuning.spec import SweepSpec, parse_sweep
+from rayjobs.tuning.state import (
     REPORTS_WITHOUT_METRIC,
     Action,
     Finish,
@@ -39,12 +45,6 @@ from rayjobs.tuning.engine import (
     conclude,
     metric_missing,
 )
-from rayjobs.tuning.events import MetricMissing
-from rayjobs.tuning.policies import Scheduler
-from rayjobs.tuning.registering import register_best
-from rayjobs.tuning.results import MODEL_MISSING, best_trial
-from rayjobs.tuning.samplers import Sampler
-from rayjobs.tuning.spec import SweepSpec, parse_sweep
 from rayjobs.tuning.stored_results import store_results
 from rayjobs.tuning.table import load_state, row_of
 from rayjobs.tuning.trials import TrialRecord, TrialState

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.tuning.engine import SweepState
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.spec import SweepSpec
+from rayjobs.tuning.state import SweepState
 from rayjobs.tuning.trials import TrialRecord, TrialState
 
 # The event of a sweep whose best trial could not be registered as a model.

@@ -18,10 +18,10 @@ from rayjobs.core.paths import home as default_home
 from rayjobs.results import metrics
 from rayjobs.submit import attaching
 from rayjobs.tuning import warm_start
-from rayjobs.tuning.engine import SweepState
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.results import best_trial, hyperparameters, sorted_children
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
+from rayjobs.tuning.state import SweepState
 from rayjobs.tuning.table import load_state
 from rayjobs.tuning.watch import News
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from rayjobs.jobs.records import Job, TrialRow
 from rayjobs.store.base import Store
-from rayjobs.tuning.engine import SweepState
+from rayjobs.tuning.state import SweepState
 from rayjobs.tuning.trials import TrialCause, TrialRecord, TrialState
 
 

@@ -9,9 +9,9 @@ from datetime import datetime
 
 from rayjobs.core.text import duration_text
 from rayjobs.results.metrics import number_text
-from rayjobs.tuning.engine import MetricNotice, SweepState, metric_missing
 from rayjobs.tuning.results import Row, Summary, best_trial, rows, summary
 from rayjobs.tuning.spec import SweepSpec
+from rayjobs.tuning.state import MetricNotice, SweepState, metric_missing
 from rayjobs.tuning.trials import TrialRecord, TrialState
 
 

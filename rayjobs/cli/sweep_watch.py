@@ -22,8 +22,8 @@ from rayjobs.jobs.states import JobState
 from rayjobs.workspace.folder import OpenWorkspace
 
 if TYPE_CHECKING:
-    from rayjobs.tuning.engine import SweepState
     from rayjobs.tuning.spec import SweepSpec
+    from rayjobs.tuning.state import SweepState
 
 LOOK_EVERY_S = 0.2
 DRAW_EVERY_S = 0.5
@@ -148,7 +148,7 @@ def _live(settings: Settings, workspace: OpenWorkspace, sweep_id: str, spec: Swe
 
 def metric_text(settings: Settings, state: SweepState, spec: SweepSpec) -> str:
     """Return a notice if running trials do not report the sweep's metric; else an empty text."""
-    from rayjobs.tuning.engine import metric_missing
+    from rayjobs.tuning.state import metric_missing
 
     notice = metric_missing(state.trials, spec.metric)
     if notice is None:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rayjobs.cli.settings import Settings
     from rayjobs.jobs.records import Job
     from rayjobs.store.base import Store
-    from rayjobs.tuning.engine import SweepState
     from rayjobs.tuning.spec import SweepSpec
+    from rayjobs.tuning.state import SweepState
     from rayjobs.tuning.trials import TrialRecord
     from rayjobs.workspace.folder import OpenWorkspace
 
@@ -75,8 +75,8 @@ def stands(workspace: OpenWorkspace, job: Job, state: SweepState) -> tuple[Outlo
 def counts(spec: SweepSpec, state: SweepState) -> dict[str, Any]:
     """Return a sweep's counts and its best trial as JSON data."""
     from rayjobs.core.clock import SystemClock
-    from rayjobs.tuning.engine import metric_missing
     from rayjobs.tuning.results import summary
+    from rayjobs.tuning.state import metric_missing
 
     found = summary(state, spec, now=SystemClock().now())
     notice = metric_missing(state.trials, spec.metric)

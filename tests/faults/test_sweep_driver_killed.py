@@ -17,8 +17,8 @@ import pytest
 from rayjobs.jobs.states import JobState
 from rayjobs.store.requests import JobFilter
 from rayjobs.tuning.driver_actor import DRIVER_EVENT
-from rayjobs.tuning.engine import SweepState
 from rayjobs.tuning.spec import parse_sweep
+from rayjobs.tuning.state import SweepState
 from rayjobs.tuning.submitter import submit_sweep
 from rayjobs.tuning.table import load_trials
 from rayjobs.tuning.trials import TrialState

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayjobs.jobs.states import JobState
-from rayjobs.tuning.engine import Finish, PlanTrial, StopTrial, Submit, SweepState, conclude
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
+from rayjobs.tuning.state import Finish, PlanTrial, StopTrial, Submit, SweepState, conclude
 from rayjobs.tuning.tune.scheduling import TuneScheduler
 
 # A script: parameters → (reports of the metric, how it ends, names it reports)

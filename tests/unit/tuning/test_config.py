@@ -295,7 +295,7 @@ def test_old_sweeps_load() -> None:
 @pytest.mark.long
 def test_importing_the_public_names_imports_no_heavy_library() -> None:
     code = (
-        "import sys, tuning, tuning.engine, tuning.results, tuning.plots, tuning.pages;"
+        "import sys, tuning, tuning.state, tuning.results, tuning.plots, tuning.pages;"
         "from rayjobs.tuning import HyperDriveConfig, SweepSpec, load_sweep, choice, BanditPolicy,"
         " BayesianParameterSampling;"
         "heavy = {'ray', 'torch', 'optuna', 'matplotlib', 'pandas', 'numpy', 'pyarrow'};"

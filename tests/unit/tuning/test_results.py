@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayjobs.tuning import plot_data
-from rayjobs.tuning.engine import SweepState
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.pages import write_html
 from rayjobs.tuning.plot_data import Curve, apart, curves
 from rayjobs.tuning.plots import KINDS, Kind, make_figure, write_plot
 from rayjobs.tuning.results import best_trial, eta_s, rows, sorted_children, summary
+from rayjobs.tuning.state import SweepState
 from rayjobs.tuning.trials import TrialRecord, TrialState
 from tests.unit.tuning.simulation import sweep
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rayjobs.tuning.driver import failure_of
-from rayjobs.tuning.engine import SweepState
+from rayjobs.tuning.state import SweepState
 from rayjobs.tuning.trials import TrialCause, TrialRecord, TrialState
 from rayjobs.tuning.watch import News, state_text
 from tests.unit.tuning.simulation import sweep

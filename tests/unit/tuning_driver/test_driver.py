@@ -24,9 +24,9 @@ from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.states import JobState
 from rayjobs.tuning.driver import NO_METRIC_S, Driver
 from rayjobs.tuning.driver_actor import MOST_FAULTS, drive
-from rayjobs.tuning.engine import metric_missing
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.events import DriverFault
+from rayjobs.tuning.state import metric_missing
 from rayjobs.tuning.submitter import submit_sweep
 from rayjobs.tuning.table import row_of
 from rayjobs.tuning.trials import TrialState

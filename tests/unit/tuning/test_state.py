@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayjobs.jobs.states import JobState
-from rayjobs.tuning.engine import Finish, Judged, PlanTrial, StopTrial, Submit, SweepState, conclude
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.results import best_trial
+from rayjobs.tuning.state import Finish, Judged, PlanTrial, StopTrial, Submit, SweepState, conclude
 from rayjobs.tuning.trials import TrialCause, TrialRecord, TrialState
 from rayjobs.tuning.tune.scheduling import TuneScheduler
 from tests.unit.tuning.simulation import World, good, sweep
