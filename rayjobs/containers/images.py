@@ -15,10 +15,10 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
-from rayjobs.containers import asking, engines, reference, sources, unpacking
+from rayjobs.containers import asking, container_tools, reference, sources, unpacking
 from rayjobs.containers.attempt_files import MeantImage, UsedImage
 from rayjobs.containers.cache import LOGIN, ImageCache, Known, key_of
-from rayjobs.containers.engines import Login, Step
+from rayjobs.containers.container_tools import Login, Step
 from rayjobs.containers.layers import MOST_BYTES, BadImageError
 from rayjobs.containers.reference import Kind, Reference
 from rayjobs.core.errors import PrepareError
@@ -244,8 +244,12 @@ class Images:
         folder = await asyncio.to_thread(self._cache.begin, name_key)
         try:
             login = None if asked.login is None else asked.login.write(folder / LOGIN)
-            words = engines.words_to_pin(source, login)
-            return None if words is None else engines.pinned(source, await _output_of(words, work))
+            words = container_tools.words_to_pin(source, login)
+            return (
+                None
+                if words is None
+                else container_tools.pinned(source, await _output_of(words, work))
+            )
         finally:
             await asyncio.to_thread(self._discard, folder)
 
@@ -328,13 +332,13 @@ class Images:
             context = asked.context or folder / "context"
             context.mkdir(exist_ok=True)
             name = f"localhost/rayjobs-build:{folder.name[-40:].lower()}"
-            yield from engines.steps_to_build(file, context, name, login)
-            yield from engines.steps_to_save_built(name, path)
+            yield from container_tools.steps_to_build(file, context, name, login)
+            yield from container_tools.steps_to_save_built(name, path)
         elif stamp is not None and not asked.always_pull:
             engine = stamp.partition(" ")[0]  # it already has the image
-            yield from engines.steps_to_save(engine, source.name, path)
+            yield from container_tools.steps_to_save(engine, source.name, path)
         else:
-            yield from engines.steps_to_fetch(source, path, login)
+            yield from container_tools.steps_to_fetch(source, path, login)
 
     async def _run(self, step: Step, asked: AskedImage, work: ImageWork) -> None:
         program = Path(step.arguments[0]).name
@@ -345,14 +349,14 @@ class Images:
         try:
             await run(
                 step.arguments,
-                env={**engines.variables(), **step.variables},
+                env={**container_tools.variables(), **step.variables},
                 cwd=work.paths.tmp,
                 build_log=work.log(),
                 control=work.control,
                 doing=f"the image {asked.text!r}: {program}" if asked.image else doing,
             )
         except PrepareError as error:
-            raise engines.in_words(error, f"the image {asked.text!r}: {doing}") from error
+            raise container_tools.in_words(error, f"the image {asked.text!r}: {doing}") from error
 
     async def _unpacked(
         self, path: Path, tag: str | None, asked: AskedImage, work: ImageWork
@@ -382,7 +386,7 @@ class Images:
         try:
             await run(
                 [*words, str(self._most_bytes), *([tag] if tag else [])],
-                env={**engines.variables(), "PYTHONPATH": _module_path()},
+                env={**container_tools.variables(), "PYTHONPATH": _module_path()},
                 cwd=work.paths.tmp,
                 build_log=work.log(),
                 control=work.control,
@@ -422,14 +426,14 @@ async def _output_of(words: Sequence[str], work: ImageWork) -> str:
     """
     process = await asyncio.create_subprocess_exec(
         *tied_to_this_process(words),
-        env={**engines.variables(), MARKER_VARIABLE: work.control.marker},
+        env={**container_tools.variables(), MARKER_VARIABLE: work.control.marker},
         cwd=work.paths.tmp,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
     talking = asyncio.ensure_future(process.communicate())
-    until_s = asyncio.get_running_loop().time() + engines.ASK_S
+    until_s = asyncio.get_running_loop().time() + container_tools.ASK_S
     try:
         while not talking.done() and asyncio.get_running_loop().time() < until_s:
             await asyncio.wait({talking}, timeout=POLL_S)
@@ -483,7 +487,7 @@ async def writable_root(root: Path, work: ImageWork) -> Path:
     try:
         await run(
             [copy, "--archive", "--reflink=auto", "--no-target-directory", str(root), str(part)],
-            env=engines.variables(),
+            env=container_tools.variables(),
             cwd=work.paths.tmp,
             build_log=work.log(),
             control=work.control,
@@ -522,7 +526,7 @@ def _stamp(source: Reference | None) -> str | None:
     if source is None:
         return None
     if source.kind is Kind.NAME:
-        kept = engines.kept_by(source)
+        kept = container_tools.kept_by(source)
         return None if kept is None else " ".join(kept)
     index = source.path / "index.json" if source.path.is_dir() else source.path
     info = index.stat()

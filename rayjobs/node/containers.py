@@ -22,7 +22,7 @@ from rayjobs import snapshots
 from rayjobs.containers import asking, devices
 from rayjobs.containers.attempt_files import MeantImage, UsedImage
 from rayjobs.containers.cache import ImageCache
-from rayjobs.containers.engines import Login
+from rayjobs.containers.container_tools import Login
 from rayjobs.containers.images import (
     AskedImage,
     Images,

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from rayjobs.containers import engines, reference, saving, sources
+from rayjobs.containers import container_tools, reference, saving, sources
 from rayjobs.containers.layers import BadImageError
 from rayjobs.containers.reference import Kind, Reference
 from rayjobs.core.errors import PrepareError, UsageError
@@ -67,11 +67,11 @@ def _brought(source: Reference, path: Path, work: Work) -> tuple[Path, str | Non
     if source.kind is Kind.FOLDER:
         saving.archive_of(source.path, path)
         return path, None
-    kept = engines.kept_by(source)
+    kept = container_tools.kept_by(source)
     if kept is not None:
-        steps = engines.steps_to_save(kept[0], source.name, path)
+        steps = container_tools.steps_to_save(kept[0], source.name, path)
     else:
-        steps = engines.steps_to_fetch(source, path, None)
+        steps = container_tools.steps_to_fetch(source, path, None)
     for step in steps:
         program = Path(step.arguments[0]).name
         work.tell(f"fetching {source.text} with {program}", {"step": "fetch"})
@@ -80,7 +80,7 @@ def _brought(source: Reference, path: Path, work: Work) -> tuple[Path, str | Non
             asyncio.run(
                 run(
                     step.arguments,
-                    env={**engines.variables(), **step.variables},
+                    env={**container_tools.variables(), **step.variables},
                     cwd=work.paths.tmp,
                     build_log=work.log(),
                     control=work.control,
@@ -88,5 +88,5 @@ def _brought(source: Reference, path: Path, work: Work) -> tuple[Path, str | Non
                 )
             )
         except PrepareError as error:
-            raise engines.in_words(error, doing) from error
+            raise container_tools.in_words(error, doing) from error
     return path, "image" if path.is_dir() else None

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.containers.attempt_files import MeantImage
-from rayjobs.containers.engines import Login
+from rayjobs.containers.container_tools import Login
 from rayjobs.containers.images import AskedImage
 from rayjobs.core.errors import PrepareError
 from tests.support.images import file, layer, oci_folder

@@ -173,14 +173,14 @@ def packages(_context: DoctorContext) -> Iterator[Finding]:
 
 def containers(context: DoctorContext) -> Iterator[Finding]:
     """Whether jobs can run in images here, and which programs fetch and build them."""
-    from rayjobs.containers import engines
+    from rayjobs.containers import container_tools
     from rayjobs.node.containers import INSTEAD, capability_of
 
     folder = _writable_folder(context)
     if folder is None:
         yield _no_folder("containers", context)
         return
-    found = engines.available(ENGINES)
+    found = container_tools.available(ENGINES)
     inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
     able = capability_of(folder)
     fetching = f"fetched by {', '.join(found)}" if found else "no program here fetches them"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.containers import asking, engines, prune, unpacking
+from rayjobs.containers import asking, container_tools, prune, unpacking
 from rayjobs.containers.attempt_files import MeantImage
 from rayjobs.containers.images import AskedImage, Images, ReadyImage
 from rayjobs.containers.reference import Kind, parse
@@ -404,7 +404,7 @@ def test_image_is_fetched_once_unless_a_refresh_is_requested(
         """,
         monkeypatch,
     )
-    login = engines.Login("registry.example", "reader", "hunter2")
+    login = container_tools.Login("registry.example", "reader", "hunter2")
     wish = image_node.wish(secrets=["hunter2"])
     request = AskedImage(image="registry.example/team/train:1", login=login)
     one = image_node.realise(request, wish)
@@ -488,7 +488,7 @@ def test_passwords_of_fetches_that_died_with_their_agent_are_removed(
     cache.make()
     dead, alive = (cache.begin(letter * 32) for letter in "ab")
     for folder in (dead, alive):
-        engines.Login("registry.example", "reader", "hunter2").write(folder / "login")
+        container_tools.Login("registry.example", "reader", "hunter2").write(folder / "login")
     node = NodeContainers(
         cache.root,
         Workspaces(_no_workspace, shares_disk=True),
