@@ -1,6 +1,6 @@
-"""Fetches images and builds Dockerfiles with the engines of the node: skopeo, podman, docker.
+"""Fetches images and builds Dockerfiles with a node's container tools: skopeo, podman, docker.
 
-An engine only writes an image to files; it never runs a process of a job.
+A tool only writes an image to files; it never runs a process of a job.
 """
 
 from __future__ import annotations

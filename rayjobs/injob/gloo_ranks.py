@@ -14,7 +14,7 @@ from rayjobs.injob import gloo_rendezvous, helpers
 from rayjobs.injob.extras import HostExtras
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import ExtrasPlan
-from rayjobs.injob.starter import Starter
+from rayjobs.injob.rank_forker import RankForker
 
 _NAME = "the rendezvous server of Horovod's ranks"
 
@@ -22,8 +22,8 @@ _NAME = "the rendezvous server of Horovod's ranks"
 class GlooHelper(HostExtras):
     """A host's extra work for the ranks of Horovod's Gloo controller."""
 
-    def __init__(self, starter: Starter, settings: ExtrasPlan) -> None:
-        self._starter = starter
+    def __init__(self, forker: RankForker, settings: ExtrasPlan) -> None:
+        self._forker = forker
         self._settings = settings
         self._server: helpers.Helper | None = None
 
@@ -36,7 +36,7 @@ class GlooHelper(HostExtras):
         port = self._settings.port
         if not port:
             return
-        plan = self._starter.plan
+        plan = self._forker.plan
         # A helper enters the container as ranks do; the node's own Python does not exist there.
         python = plan.python if plan.container else sys.executable
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -52,7 +52,7 @@ class GlooHelper(HostExtras):
                     dict(plan.env, RAYJOBS_MARKER=plan.marker),
                 ),
                 log=os.path.join(plan.root, "host.log"),
-                starter=self._starter,
+                forker=self._forker,
                 give=listener.fileno(),
             )
         finally:
@@ -66,7 +66,7 @@ class GlooHelper(HostExtras):
     def look_for_an_end(self) -> None:
         """Begin the attempt's end if the server has died: ranks that have not met never will."""
         if self._server is not None and self._server.has_ended:
-            self._starter.ending.begin(Outcome.HOST_ERROR, f"{_NAME} {self._server.end_in_words()}")
+            self._forker.ending.begin(Outcome.HOST_ERROR, f"{_NAME} {self._server.end_in_words()}")
 
     def is_leaving(self) -> bool:
         """Kill the server, once the ranks have ended; return False: nothing ends by itself."""

@@ -11,7 +11,7 @@ from typing import Mapping, Sequence
 from rayjobs.injob import detach, kernel, open_files, startup
 from rayjobs.injob.identity import Identity, identity_of, send_signal
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.injob.starter import Starter
+from rayjobs.injob.rank_forker import RankForker
 from rayjobs.injob.wait_status import WaitStatus
 
 _NOT_STARTED = 127
@@ -66,7 +66,7 @@ def start(
     program: Program,
     *,
     log: str,
-    starter: Starter,
+    forker: RankForker,
     give: int | None = None,
     files: Sequence[int] = (),
     is_terminal: bool = False,
@@ -74,7 +74,7 @@ def start(
     """Start a program that dies with this process; what it prints is appended to `log`.
 
     Args:
-        starter: Adds it to the attempt's processes.
+        forker: Adds it to the attempt's processes.
         give: A descriptor that becomes its standard input; None: its standard input is empty.
         files: Descriptors that become its standard input, output and error, instead of `log`.
         is_terminal: The first of `files` is a terminal, which becomes the program's own.
@@ -95,18 +95,18 @@ def start(
         identity = identity_of(pid)
         if identity is None:
             raise OSError(f"the new process of {program.name} does not appear in /proc")
-        starter.contain(pid)
+        forker.contain(pid)
         return Helper(program.name, identity)
     try:
         startup.restore_signals(as_python=False)
         kernel.die_with_parent(signal.SIGKILL)
-        starter.tree.enter()
+        forker.tree.enter()
         if os.getppid() not in (parent, 0):  # 0: the host is outside the PID namespace
             os._exit(1)
         os.setsid()
         given = None if give is None else os.dup(give)
         kept = [os.dup(one) for one in files]
-        starter.abandon()
+        forker.abandon()
         detach.point_output(log)
         if given is not None:
             os.dup2(given, 0)
@@ -116,12 +116,12 @@ def start(
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         os.chdir(program.folder)
         if files:
-            open_files.give_back(starter.plan.soft_files)
-            if starter.plan.container is not None:
+            open_files.give_back(forker.plan.soft_files)
+            if forker.plan.container is not None:
                 from rayjobs.injob import container
 
-                container.set_limits(starter.plan.container)
-        os.umask(starter.plan.umask)
+                container.set_limits(forker.plan.container)
+        os.umask(forker.plan.umask)
         startup.close_descriptors(keep=())
         os.execvpe(program.arguments[0], list(program.arguments), dict(program.env))
     except OSError as error:

@@ -25,9 +25,9 @@ from rayjobs.injob.messages import Message
 from rayjobs.injob.mlflow_start import MlflowPort
 from rayjobs.injob.outcomes import CANCELED, Outcome, end_reason
 from rayjobs.injob.plan import LaunchPlan
+from rayjobs.injob.rank_forker import RankForker
 from rayjobs.injob.ranks import Program, Rank, WarmState
 from rayjobs.injob.sessions import Sessions
-from rayjobs.injob.starter import Starter
 from rayjobs.injob.text import duration_text
 from rayjobs.injob.tree import Tree
 from rayjobs.injob.usage import Usage
@@ -87,7 +87,7 @@ class Host:
         )
         self.watch = Watch(plan, self.ranks, self.ending)
         self.usage = Usage(plan, self.tree)
-        self._starter = Starter(
+        self._forker = RankForker(
             plan,
             secrets,
             warm,
@@ -102,9 +102,9 @@ class Host:
         self._server = control.ControlServer(
             control.listen(plan.socket), self._selector, self._answer
         )
-        self._mlflow.serve(self._starter, self._selector)
-        self._sessions = Sessions(self._starter)
-        self._extras = _extras_of(plan, self._starter)
+        self._mlflow.serve(self._forker, self._selector)
+        self._sessions = Sessions(self._forker)
+        self._extras = _extras_of(plan, self._forker)
         exit_record.write_file(os.path.join(plan.root, HOST_FILE), self._description().to_json())
 
     def _description(self) -> HostFile:
@@ -180,10 +180,10 @@ class Host:
             self.ending.begin(Outcome.HOST_ERROR, f"what the ranks need cannot be started: {error}")
             return None
         if not self._extras.starts_ranks:
-            program = self._starter.fork(self.plan.ranks)
+            program = self._forker.fork(self.plan.ranks)
             if program is not None:
                 return program
-            self._starter.let_go(self._extras.go_first([item.rank for item in self.plan.ranks]))
+            self._forker.let_go(self._extras.go_first([item.rank for item in self.plan.ranks]))
         self._started_s = boot_clock_s()
         self.usage.start()
         return None
@@ -333,7 +333,7 @@ class Host:
             for rank in self.ranks:
                 if rank.identity.pid == pid and not rank.has_ended:
                     rank.ended(status, usage.ru_maxrss * 1024, at=now)
-                    self._starter.read_setup(rank)
+                    self._forker.read_setup(rank)
 
     def _look_for_an_end(self) -> None:
         failed = [rank for rank in self.ranks if rank.has_failed]
@@ -438,7 +438,7 @@ class Host:
         self._server.close()
 
 
-def _extras_of(plan: LaunchPlan, starter: Starter) -> HostExtras:
+def _extras_of(plan: LaunchPlan, forker: RankForker) -> HostExtras:
     """Return the extra work that a plan requires.
 
     Raises:
@@ -450,17 +450,17 @@ def _extras_of(plan: LaunchPlan, starter: Starter) -> HostExtras:
         return HostExtras()
     kind = settings.kind
     if kind == plans.MPI:
-        from rayjobs.injob.mpi import MpiStarter
+        from rayjobs.injob.mpi import MpiExtras
 
-        return MpiStarter(starter, settings)
+        return MpiExtras(forker, settings)
     if kind == plans.HOROVOD_GLOO:
         from rayjobs.injob.gloo_ranks import GlooHelper
 
-        return GlooHelper(starter, settings)
+        return GlooHelper(forker, settings)
     if kind == plans.RANK_ZERO_FIRST:
         from rayjobs.injob.rank0_first import RankZeroFirst
 
-        return RankZeroFirst(starter, settings)
+        return RankZeroFirst(forker, settings)
     raise ValueError(
         f"the plan requests {kind!r}, which this version does not support; use the "
         f"same rayjobs on every node"

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from rayjobs.injob import detach, helpers, mlflow_server
 from rayjobs.injob.plan import LaunchPlan
-from rayjobs.injob.starter import Starter
+from rayjobs.injob.rank_forker import RankForker
 
 URI = "MLFLOW_TRACKING_URI"
 RUN_ID = "MLFLOW_RUN_ID"
@@ -38,7 +38,7 @@ class MlflowPort:
         self.plan = plan
         self._listener: socket.socket | None = None
         self._server: helpers.Helper | None = None
-        self._starter: Starter | None = None
+        self._forker: RankForker | None = None
         self._selector: selectors.DefaultSelector | None = None
         self._starts = 0
         self._token = secrets.token_urlsafe(18)
@@ -62,14 +62,14 @@ class MlflowPort:
         }
         self.plan = replace(plan, env={**named, **plan.env})
 
-    def serve(self, starter: Starter, selector: selectors.DefaultSelector) -> None:
+    def serve(self, forker: RankForker, selector: selectors.DefaultSelector) -> None:
         """Start a server as soon as a client connects."""
-        self._starter, self._selector = starter, selector
+        self._forker, self._selector = forker, selector
         if self._listener is not None:
             selector.register(self._listener, selectors.EVENT_READ, self._start)
 
     def _start(self, _events: int) -> None:
-        if self._listener is None or self._starter is None or self._selector is None:
+        if self._listener is None or self._forker is None or self._selector is None:
             return
         self._selector.unregister(self._listener)
         self._starts += 1
@@ -78,7 +78,7 @@ class MlflowPort:
             self._listener.close()
             self._listener = None
             return
-        plan = self._starter.plan
+        plan = self._forker.plan
         environment = dict(plan.env)
         environment["RAYJOBS_MARKER"] = plan.marker
         environment["RAYJOBS_NODE"] = str(plan.node)
@@ -92,7 +92,7 @@ class MlflowPort:
                     environment,
                 ),
                 log=os.path.join(plan.root, "host.log"),
-                starter=self._starter,
+                forker=self._forker,
                 give=self._listener.fileno(),
             )
         except OSError as error:

@@ -24,8 +24,8 @@ from rayjobs.injob.lines import Asker, LineServer
 from rayjobs.injob.mpi_messages import MpiRequest, RankEnd, Relayed
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import ExtrasPlan, RankPlan
+from rayjobs.injob.rank_forker import RankForker
 from rayjobs.injob.ranks import Program, Rank
-from rayjobs.injob.starter import Starter
 
 LOG_NAME = "mpi.log"
 REMOTE = "remote"  # the program that mpirun runs as ssh, in its working directory
@@ -51,27 +51,27 @@ _INTERFACES = ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
 _NO_RANK = RankPlan(-1, -1, {})
 
 
-class MpiStarter(HostExtras):
+class MpiExtras(HostExtras):
     """Starts the ranks of one node as mpirun (node 0) or orted (other nodes) requests them."""
 
     starts_ranks = True
 
-    def __init__(self, starter: Starter, settings: ExtrasPlan) -> None:
+    def __init__(self, forker: RankForker, settings: ExtrasPlan) -> None:
         """Listen for the stubs.
 
         Raises:
             OSError: the socket or the folder cannot be made.
         """
-        self._starter = starter
+        self._forker = forker
         self._settings = settings
         self._socket = settings.socket
-        self._folder = os.path.join(starter.plan.root, "mpi")
+        self._folder = os.path.join(forker.plan.root, "mpi")
         os.makedirs(self._folder, exist_ok=True)
         with open(os.path.join(self._folder, REMOTE), "w", encoding="utf-8") as file:
             file.write(_REMOTE_TEXT)
-        self._log = os.path.join(starter.plan.root, "log", LOG_NAME)
+        self._log = os.path.join(forker.plan.root, "log", LOG_NAME)
         self._server = LineServer(
-            self._socket, starter.selector, asked=self._asked, gone=self._stub_gone
+            self._socket, forker.selector, asked=self._asked, gone=self._stub_gone
         )
         self._launcher: helpers.Helper | None = None
         self._waiting: list[tuple[Asker, RankPlan]] = []
@@ -103,7 +103,7 @@ class MpiStarter(HostExtras):
         Ranks of two nodes with the same host name assume shared memory, and crash: seen with Open
         MPI 4.1 and two ranks on each of two nodes.
         """
-        name = f"{socket.gethostname()[:_LONGEST_NAME]}-n{self._starter.plan.node}"
+        name = f"{socket.gethostname()[:_LONGEST_NAME]}-n{self._forker.plan.node}"
         try:
             kernel.unshare(_CLONE_NEWUTS)
             socket.sethostname(name)
@@ -118,11 +118,11 @@ class MpiStarter(HostExtras):
         self._launcher = helpers.start(
             helpers.Program(name, arguments, self._environment(), self._folder),
             log=self._log,
-            starter=self._starter,
+            forker=self._forker,
         )
 
     def _environment(self) -> dict[str, str]:
-        env = self._starter.plan.rank_env(_NO_RANK, {})
+        env = self._forker.plan.rank_env(_NO_RANK, {})
         for variable, value in {**self._of_this_node(), **_SETTINGS}.items():
             env.setdefault(variable, value)
         # Other nodes get these from their own host: names and folders differ between nodes.
@@ -130,7 +130,7 @@ class MpiStarter(HostExtras):
         if os.getuid() == 0:
             env["OMPI_ALLOW_RUN_AS_ROOT"] = env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
         env[mpi_stub.SOCKET_VARIABLE] = self._socket
-        plan = self._starter.plan
+        plan = self._forker.plan
         # In a container mpirun, orted and the stubs' interpreter come from the image.
         env[mpi_stub.PYTHON_VARIABLE] = plan.python if plan.container else sys.executable
         env[mpi_stub.STUB_VARIABLE] = os.path.abspath(mpi_stub.__file__)
@@ -138,7 +138,7 @@ class MpiStarter(HostExtras):
 
     def _of_this_node(self) -> dict[str, str]:
         """The settings that differ between nodes, except those that the job sets itself."""
-        plan = self._starter.plan
+        plan = self._forker.plan
         # In /dev/shm, the files of vader would outlive ranks that are killed, and jobs whose mpirun
         # has the same pid, each in a PID namespace of its own, would use each other's files.
         found = {"OMPI_MCA_btl_vader_backing_directory": plan.rank_env(_NO_RANK, {})["TMPDIR"]}
@@ -152,18 +152,18 @@ class MpiStarter(HostExtras):
         """Fork the requested ranks; in such a rank, return its program."""
         while self._waiting:
             asker, item = self._waiting.pop(0)
-            if self._starter.ending.has_begun:
+            if self._forker.ending.has_begun:
                 self._server.answer(asker, refusal("the attempt is being ended"))
                 continue
             self._stubs[item.rank] = asker
-            program = self._starter.fork([item])
+            program = self._forker.fork([item])
             if program is not None:
                 return program
-            self._starter.let_go([item.rank])
-        for rank in self._starter.ranks:
+            self._forker.let_go([item.rank])
+        for rank in self._forker.ranks:
             # While an attempt is ending, its ranks have a grace period. mpirun would cut it short:
             # it ends all ranks at the first failure.
-            if rank.has_ended and (not self._starter.ending.has_begun or self._all_have_ended()):
+            if rank.has_ended and (not self._forker.ending.has_begun or self._all_have_ended()):
                 self._tell(rank)
         return None
 
@@ -193,9 +193,9 @@ class MpiStarter(HostExtras):
 
     def _rank_asked(self, asker: Asker, env: Mapping[str, str]) -> None:
         number = env.get("OMPI_COMM_WORLD_RANK")
-        for item in self._starter.plan.ranks:
+        for item in self._forker.plan.ranks:
             if str(item.rank) == number and all(
-                rank.plan.rank != item.rank for rank in self._starter.ranks
+                rank.plan.rank != item.rank for rank in self._forker.ranks
             ):
                 reported = {**env, **self._of_this_node()}  # mpirun passes on its own variables
                 self._waiting.append(
@@ -204,7 +204,7 @@ class MpiStarter(HostExtras):
                 return
         self._server.answer(
             asker,
-            refusal(f"rank {number} is not one that node {self._starter.plan.node} may start"),
+            refusal(f"rank {number} is not one that node {self._forker.plan.node} may start"),
         )
 
     def _remote_asked(self, asker: Asker, node: str, command: str) -> None:
@@ -232,12 +232,12 @@ class MpiStarter(HostExtras):
     def _daemon(self, command: str) -> Answer:
         if self._launcher is not None:
             return Answer()  # relayed twice, because the relay was replaced
-        if self._starter.ending.has_begun:
-            return refusal(f"the attempt is being ended on node {self._starter.plan.node}")
+        if self._forker.ending.has_begun:
+            return refusal(f"the attempt is being ended on node {self._forker.plan.node}")
         try:
             self._launch("orted", shlex.split(command))
         except (OSError, ValueError) as error:
-            return refusal(f"orted cannot be started on node {self._starter.plan.node}: {error}")
+            return refusal(f"orted cannot be started on node {self._forker.plan.node}: {error}")
         return Answer()
 
     def _stub_gone(self, asker: Asker) -> None:
@@ -256,30 +256,30 @@ class MpiStarter(HostExtras):
             self._lost_at = self._lost_at or time.monotonic()
 
     def _all_have_ended(self) -> bool:
-        ranks = self._starter.ranks
-        return len(ranks) == len(self._starter.plan.ranks) and all(rank.has_ended for rank in ranks)
+        ranks = self._forker.ranks
+        return len(ranks) == len(self._forker.plan.ranks) and all(rank.has_ended for rank in ranks)
 
     def look_for_an_end(self) -> None:
         """Begin the attempt's end if MPI has ended; failed ranks take precedence."""
         launcher = self._launcher
         if launcher is not None and launcher.signal is not None:
-            self._starter.ending.begin(
+            self._forker.ending.begin(
                 Outcome.HOST_ERROR,
-                f"{launcher.name}, which starts the ranks of node {self._starter.plan.node}, "
+                f"{launcher.name}, which starts the ranks of node {self._forker.plan.node}, "
                 f"{launcher.end_in_words()}",
             )
         elif launcher is not None and launcher.exit_code == 0 and self._all_have_ended():
-            self._starter.ending.begin(Outcome.COMPLETED, "")
+            self._forker.ending.begin(Outcome.COMPLETED, "")
         elif self._lost_at is not None and time.monotonic() > self._lost_at + _PULL_S:
             who = "MPI"
             if launcher is not None and launcher.has_ended:
                 who = f"{launcher.name} {launcher.end_in_words()} and"
             last = self._last_output()
             # An end that MPI caused because of another node must not count as the cause.
-            self._starter.ending.is_consequence = True
-            self._starter.ending.begin(
+            self._forker.ending.is_consequence = True
+            self._forker.ending.begin(
                 Outcome.HOST_ERROR,
-                f"{who} gave up the ranks of node {self._starter.plan.node}"
+                f"{who} gave up the ranks of node {self._forker.plan.node}"
                 f"{': ' + last if last else ''}",
             )
 
@@ -302,7 +302,7 @@ class MpiStarter(HostExtras):
         """
         if self._leave_until is None:
             self._leave_until = time.monotonic() + _LEAVE_S
-            for rank in self._starter.ranks:
+            for rank in self._forker.ranks:
                 self._tell(rank)
             if self._launcher is not None:
                 self._launcher.send(signal.SIGKILL)

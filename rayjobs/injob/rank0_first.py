@@ -13,7 +13,7 @@ import time
 
 from rayjobs.injob.extras import HostExtras
 from rayjobs.injob.plan import ExtrasPlan
-from rayjobs.injob.starter import Starter
+from rayjobs.injob.rank_forker import RankForker
 
 LOOK_S = 0.002
 
@@ -21,9 +21,9 @@ LOOK_S = 0.002
 class RankZeroFirst(HostExtras):
     """Releases rank 0 first, and the others once it listens or a short time has passed."""
 
-    def __init__(self, starter: Starter, settings: ExtrasPlan) -> None:
+    def __init__(self, forker: RankForker, settings: ExtrasPlan) -> None:
         """Read the maximum wait of the other ranks, and this node's port, from the plan."""
-        self._starter = starter
+        self._forker = forker
         self._port: int | None = settings.port
         self._until_s: float | None = time.monotonic() + settings.most_s
 
@@ -41,9 +41,9 @@ class RankZeroFirst(HostExtras):
         if self._until_s is None:
             return
         listens = self._port is not None and somebody_listens(self._port)
-        if listens or time.monotonic() >= self._until_s or self._starter.ending.has_begun:
+        if listens or time.monotonic() >= self._until_s or self._forker.ending.has_begun:
             self._until_s = None
-            self._starter.let_go([item.rank for item in self._starter.plan.ranks if item.rank != 0])
+            self._forker.let_go([item.rank for item in self._forker.plan.ranks if item.rank != 0])
 
 
 def somebody_listens(port: int) -> bool:

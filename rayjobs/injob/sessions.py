@@ -16,7 +16,7 @@ from rayjobs.injob.helpers import Helper
 from rayjobs.injob.host_messages import HostRequest, HostSession, PortAnswer
 from rayjobs.injob.identity import send_signal
 from rayjobs.injob.processes import MARKER_VARIABLE
-from rayjobs.injob.starter import Starter
+from rayjobs.injob.rank_forker import RankForker
 
 MOST = 64  # sessions of one attempt on one node
 SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
@@ -27,9 +27,9 @@ _ANYWHERE = {"00000000": "127.0.0.1", "0" * 32: "::1"}
 class Sessions:
     """The sessions of one attempt on one node."""
 
-    def __init__(self, starter: Starter) -> None:
-        """Start sessions with `starter`."""
-        self._starter = starter
+    def __init__(self, forker: RankForker) -> None:
+        """Start sessions with `forker`."""
+        self._forker = forker
         self._sessions: Dict[str, Helper] = {}
         self._reported: List[str] = []  # those whose end was reported to the agent, oldest first
 
@@ -54,17 +54,17 @@ class Sessions:
         return None
 
     def _start(self, request: HostRequest) -> Answer:
-        if self._starter.ending.has_begun:
+        if self._forker.ending.has_begun:
             return refusal("the attempt is being ended")
-        rank = next((one for one in self._starter.ranks if one.plan.rank == request.rank), None)
+        rank = next((one for one in self._forker.ranks if one.plan.rank == request.rank), None)
         if rank is None or rank.setup >= 0:
             return refusal(f"rank {request.rank} has not started")
         if rank.has_ended:
             return refusal(f"rank {request.rank} has ended")
         if sum(not one.has_ended for one in self._sessions.values()) >= MOST:
             return refusal(f"this attempt already has {MOST} sessions; end one first")
-        plan = self._starter.plan
-        environment = plan.rank_env(rank.plan, self._starter.secrets)
+        plan = self._forker.plan
+        environment = plan.rank_env(rank.plan, self._forker.secrets)
         environment[MARKER_VARIABLE] = plan.marker
         if request.terminal:
             environment["TERM"] = request.terminal
@@ -80,7 +80,7 @@ class Sessions:
                     "a session", list(request.arguments or SHELL), environment, plan.work
                 ),
                 log=os.devnull,
-                starter=self._starter,
+                forker=self._forker,
                 files=opened,
                 is_terminal=bool(request.terminal),
             )
@@ -119,7 +119,7 @@ class Sessions:
         if not sockets:
             return []
         found: Set[str] = set()
-        for stat in self._starter.tree.members():
+        for stat in self._forker.tree.members():
             found |= _sockets_of(stat.pid, sockets)
         return sorted({sockets[inode] for inode in found})
 

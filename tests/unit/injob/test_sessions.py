@@ -11,8 +11,8 @@ from rayjobs.injob.sessions import MOST, Sessions
 
 
 def test_host_keeps_only_the_last_ended_sessions() -> None:
-    starter: Any = None  # the test starts no process
-    sessions = Sessions(starter)
+    forker: Any = None  # the test starts no process
+    sessions = Sessions(forker)
     names = [f"{number:032x}" for number in range(5 * MOST)]
     running, *ended = names
     sessions._sessions[running] = Helper("a session", Identity(1, 1, "boot"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from rayjobs.injob.exit_record import ExitRecord, RankExit
-from rayjobs.injob.mpi import MpiStarter
+from rayjobs.injob.mpi import MpiExtras
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs import rootcause
 
@@ -20,14 +20,14 @@ def given_up(folder: Path) -> ExitRecord:
         ending.outcome, ending.reason = outcome, reason
 
     ending.begin = begin
-    starter = object.__new__(MpiStarter)
-    starter._starter = SimpleNamespace(  # type: ignore[assignment]
+    extras = object.__new__(MpiExtras)
+    extras._forker = SimpleNamespace(  # type: ignore[assignment]
         ending=ending, ranks=[], plan=SimpleNamespace(node=0, ranks=[1])
     )
-    starter._launcher = None
-    starter._log = str(folder / "mpi.log")
-    starter._lost_at = time.monotonic() - 60.0
-    starter.look_for_an_end()
+    extras._launcher = None
+    extras._log = str(folder / "mpi.log")
+    extras._lost_at = time.monotonic() - 60.0
+    extras.look_for_an_end()
     return ExitRecord(
         job="j",
         attempt=1,

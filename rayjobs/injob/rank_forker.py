@@ -18,7 +18,7 @@ from rayjobs.injob.tree import Tree
 
 
 @dataclass
-class Starter:
+class RankForker:
     """Forks ranks, and adds new processes to the attempt.
 
     Attributes:
