@@ -325,3 +325,6 @@ class MpiExtras(HostExtras):
             os.unlink(self._socket)
         except FileNotFoundError:
             pass  # it was removed already
+
+
+MpiStarter = MpiExtras  # the name by which a host of an earlier version imports it

@@ -59,3 +59,6 @@ def somebody_listens(port: int) -> bool:
         except OSError as error:
             return error.errno == errno.EADDRINUSE
     return False
+
+
+HeadStart = RankZeroFirst  # the name by which a host of an earlier version imports it
