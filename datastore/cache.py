@@ -278,7 +278,7 @@ class NodeCache:
     def _make_space(self, size: int) -> int:
         """Remove the least recently used objects until `size` fits; return the remaining usage."""
         unused: list[tuple[float, Path, int]] = []
-        used = self._sweep_partials()
+        used = self._clean_partials()
         for path in self._objects():
             try:
                 status = path.stat()
@@ -306,7 +306,7 @@ class NodeCache:
             )
         return used
 
-    def _sweep_partials(self) -> int:
+    def _clean_partials(self) -> int:
         """Remove what dead processes left; return the size of what live processes are fetching.
 
         Call it while holding the lock of `usage`, under which fetches begin.

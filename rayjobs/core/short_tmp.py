@@ -38,7 +38,7 @@ def remove(tmp: Path) -> None:
     _link(tmp, create=False).unlink(missing_ok=True)
 
 
-def sweep(folder: Path) -> None:
+def clean(folder: Path) -> None:
     """Remove the links in a runtime folder whose attempt has ended; renew the age of the others.
 
     Many machines remove old files from ``/tmp``.

@@ -11,18 +11,18 @@ from rayjobs.engine.attempts import AttemptsInProgress
 from rayjobs.engine.board import Board
 from rayjobs.engine.recovery import Recovery
 from rayjobs.protocol.agent import NodeInfo
-from rayjobs.protocol.calls import SWEEP, UNCLEANED, Nothing, Sweep, Uncleaned
+from rayjobs.protocol.calls import CLEAN_FOLDERS, UNCLEANED, CleanFolders, Nothing, Uncleaned
 
 log = logging.getLogger(__name__)
 
-SWEEP_EVERY_S = 60.0
+CLEAN_EVERY_S = 60.0
 
 
 class Tidying:
     """Removes what crashes and faults have left on the cluster, in the stores and on nodes.
 
     Attributes:
-        swept_s: When nodes were last swept, on the monotonic clock; None: not yet.
+        cleaned_s: When nodes were last cleaned, on the monotonic clock; None: not yet.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Tidying:
         self._board = board
         self._attempts = attempts
         self._recovery = recovery
-        self.swept_s: float | None = None
+        self.cleaned_s: float | None = None
 
     async def tidy(self, nodes: Sequence[NodeInfo]) -> None:
         """Check drained allocations again, and find groups and folders without a job.
@@ -60,7 +60,7 @@ class Tidying:
             await self._release_idle_on_dead_nodes()
             await self._drop_unowned_rows(nodes)
             await self.remove_unowned_groups()
-            await self._sweep(nodes)
+            await self._clean_nodes(nodes)
         except RayjobsError as error:
             log.warning("tidying was cut short: %s", error)
         except Exception:
@@ -120,8 +120,8 @@ class Tidying:
                 await self._parts.cluster.remove_group(name)
 
     # -- folders of ended attempts ---------------------------------------------------------------
-    async def _sweep(self, nodes: Sequence[NodeInfo]) -> None:
-        """Sweep all nodes once after the start, then periodically those that run attempts.
+    async def _clean_nodes(self, nodes: Sequence[NodeInfo]) -> None:
+        """Clean all nodes once after the start, then periodically those that run attempts.
 
         This starts no agent on other nodes, which would prevent the removal of an idle node.
         """
@@ -129,23 +129,23 @@ class Tidying:
         if not self._recovery.is_complete:
             return  # some attempts have not been taken over yet
         busy = {node.node_id for one in self._attempts.supervisors for node in one.record.nodes}
-        if self.swept_s is None:
-            sweeping = {node.node_id for node in nodes} if self._parts.shares_machine else busy
-        elif now_s - self.swept_s < SWEEP_EVERY_S:
+        if self.cleaned_s is None:
+            cleaning = {node.node_id for node in nodes} if self._parts.shares_machine else busy
+        elif now_s - self.cleaned_s < CLEAN_EVERY_S:
             return
         else:
-            sweeping = busy
-        if not sweeping:
+            cleaning = busy
+        if not cleaning:
             return
-        self.swept_s = now_s
-        for node_id in sorted(sweeping):
+        self.cleaned_s = now_s
+        for node_id in sorted(cleaning):
             agent = await self._parts.cluster.agent(node_id)
             found = await agent.call(UNCLEANED, Nothing())
             roots = tuple([one.root for one in found.folders if await self._has_ended(one)])
-            if roots and (swept := await agent.call(SWEEP, Sweep(roots))).removed:
+            if roots and (cleaned := await agent.call(CLEAN_FOLDERS, CleanFolders(roots))).removed:
                 log.info(
                     "removed %d folders of ended attempts on %s",
-                    swept.removed,
+                    cleaned.removed,
                     node_id[:12],
                 )
 

@@ -228,7 +228,7 @@ class NodeData:
             if not self._is_started and self.folder.exists():
                 for point in start_node(self.folder):
                     log.info("the mount %s was left behind by a dead process: unmounted", point)
-                self._changes.sweep(self.folder.parent / "attempts")
+                self._changes.clean(self.folder.parent / "attempts")
             self._is_started = True
 
     def views(self, on: AttemptOnNode) -> Views | None:

@@ -135,7 +135,7 @@ class InputChanges:
         """Drop what `keep` stored for an attempt. Idempotent."""
         self._file_of(root).unlink(missing_ok=True)
 
-    def sweep(self, attempts: Path) -> None:
+    def clean(self, attempts: Path) -> None:
         """Drop what `keep` stored for attempts whose folder is gone from `attempts`."""
         if not self._folder.is_dir():
             return

@@ -28,6 +28,7 @@ from rayjobs.injob.views import Views
 from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables
 from rayjobs.node import run_server, watch
+from rayjobs.node.cleaning import Cleaning, remove_dead_sockets
 from rayjobs.node.collect import Collecting
 from rayjobs.node.containers import NodeContainers
 from rayjobs.node.containment import NodeContainment
@@ -44,7 +45,6 @@ from rayjobs.node.run_calls import token_of
 from rayjobs.node.scratch import Scratch
 from rayjobs.node.secrets import NodeSecrets
 from rayjobs.node.stopped_hosts import ANSWER_S, StoppedHosts
-from rayjobs.node.sweeping import Sweeping, remove_dead_sockets
 from rayjobs.node.warm import NodeWarm
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode, Launched, LaunchRequest
@@ -103,7 +103,7 @@ class Node:
         self._workspaces = workspaces
         self._secrets = NodeSecrets(target, home, partial(ask_target, target, "secrets"))
         self.ends = Ends(self.paths.root / "attempts", scratch, self._data)
-        self.sweeping = Sweeping(self.paths.root / "attempts", scratch, self._data.release)
+        self.cleaning = Cleaning(self.paths.root / "attempts", scratch, self._data.release)
         self.launching = Launching()
         self._stopped = StoppedHosts(workspaces.note)
 
@@ -308,7 +308,7 @@ class Node:
     def prune(self, keep_s: float = KEEP_S) -> list[Path]:
         """See `Ends.prune` and `NodeContainers.prune`."""
         remove_dead_sockets(runtime_dir(create=False))
-        short_tmp.sweep(runtime_dir(create=False))
+        short_tmp.clean(runtime_dir(create=False))
         removed = self.ends.prune(keep_s)
         self._containers.prune()
         return removed

@@ -38,6 +38,8 @@ from rayjobs.protocol.calls import (
     Asked,
     Call,
     Cleaned,
+    CleanedFolders,
+    CleanFolders,
     DaemonStarted,
     Nothing,
     Port,
@@ -50,8 +52,6 @@ from rayjobs.protocol.calls import (
     Stalled,
     StartDaemon,
     Stop,
-    Sweep,
-    Swept,
     UncleanedFolders,
 )
 from rayjobs.protocol.names import NAMESPACE, agent_name
@@ -105,7 +105,7 @@ class NodeService:
                 self._answering(calls.SETTLE, self._settle),
                 self._answering(calls.CLEAN, self._clean),
                 self._answering(calls.UNCLEANED, self._uncleaned),
-                self._answering(calls.SWEEP, self._sweep),
+                self._answering(calls.CLEAN_FOLDERS, self._clean_folders),
                 self._answering(calls.START_DAEMON, self._start_daemon),
             )
         )
@@ -244,11 +244,11 @@ class NodeService:
             self.linger.drop(on)
 
     async def _uncleaned(self, _: Nothing) -> UncleanedFolders:
-        found = await asyncio.to_thread(self._node.sweeping.uncleaned)
+        found = await asyncio.to_thread(self._node.cleaning.uncleaned)
         return UncleanedFolders(tuple(found))
 
-    async def _sweep(self, request: Sweep) -> Swept:
-        return Swept(await asyncio.to_thread(self._node.sweeping.sweep, request.roots))
+    async def _clean_folders(self, request: CleanFolders) -> CleanedFolders:
+        return CleanedFolders(await asyncio.to_thread(self._node.cleaning.clean, request.roots))
 
     async def _leave_when_idle(self) -> None:
         """End this actor when its node has had no attempt for a while.

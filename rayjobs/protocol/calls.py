@@ -140,14 +140,14 @@ class StoreProgress(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep(Message):
+class CleanFolders(Message):
     """Remove folders that `UncleanedFolders` listed."""
 
     roots: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Swept(Message):
+class CleanedFolders(Message):
     """How many folders were removed."""
 
     removed: int
@@ -210,8 +210,8 @@ STORE_PROGRESS = Call("store_progress", AttemptOnNode, StoreProgress)
 # Checks again what an exit record could not prove.
 SETTLE = Call("settle", Settle, Settled)
 CLEAN = Call("clean", AttemptOnNode, Cleaned)
-# Find and remove the folders of ended attempts.
+# Find and remove the folders of ended attempts; agents of version 0.1.0 know the second as "sweep".
 UNCLEANED = Call("uncleaned", Nothing, UncleanedFolders)
-SWEEP = Call("sweep", Sweep, Swept)
+CLEAN_FOLDERS = Call("sweep", CleanFolders, CleanedFolders)
 # From the agent of an attempt's first node to those of its other nodes.
 START_DAEMON = Call("start_daemon", StartDaemon, DaemonStarted)

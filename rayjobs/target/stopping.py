@@ -216,7 +216,7 @@ def remove_files(location: TargetLocation, *, keep_progress: bool = False) -> No
             (location.paths.root / file).unlink(missing_ok=True)
     location.paths.token.unlink(missing_ok=True)
     folder = runtime_dir(location.home, create=False)
-    short_tmp.sweep(folder)
+    short_tmp.clean(folder)
     for path in folder.glob("*"):
         if not path.is_dir() and not wake_client.is_listening(path):
             path.unlink(missing_ok=True)

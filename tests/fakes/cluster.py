@@ -22,6 +22,8 @@ from rayjobs.protocol.calls import (
     Asked,
     Call,
     Cleaned,
+    CleanedFolders,
+    CleanFolders,
     Nothing,
     Port,
     Renew,
@@ -31,8 +33,6 @@ from rayjobs.protocol.calls import (
     Stacks,
     Stalled,
     Stop,
-    Sweep,
-    Swept,
     UncleanedFolders,
 )
 from rayjobs.protocol.collected import Collected
@@ -160,8 +160,8 @@ class FakeAgent:
     async def uncleaned(self, _: Nothing) -> UncleanedFolders:
         return UncleanedFolders()
 
-    async def sweep(self, _: Sweep) -> Swept:
-        return Swept(0)
+    async def sweep(self, _: CleanFolders) -> CleanedFolders:
+        return CleanedFolders(0)
 
     async def clean(self, on: AttemptOnNode) -> Cleaned:
         self._note("clean", on)

@@ -13,10 +13,16 @@ import pytest
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.engine import tidying
 from rayjobs.injob.identity import own_identity
-from rayjobs.node import sweeping
+from rayjobs.node import cleaning
+from rayjobs.node.cleaning import Cleaning
 from rayjobs.node.scratch import Scratch
-from rayjobs.node.sweeping import Sweeping
-from rayjobs.protocol.calls import Nothing, Sweep, Swept, Uncleaned, UncleanedFolders
+from rayjobs.protocol.calls import (
+    CleanedFolders,
+    CleanFolders,
+    Nothing,
+    Uncleaned,
+    UncleanedFolders,
+)
 from tests.fakes.world import World, play
 
 
@@ -28,8 +34,8 @@ class Node:
     released: list[Path] = field(default_factory=list)
 
     @property
-    def sweeping(self) -> Sweeping:
-        return Sweeping(self.root / "attempts", Scratch(self.root), self.released.append)
+    def cleaning(self) -> Cleaning:
+        return Cleaning(self.root / "attempts", Scratch(self.root), self.released.append)
 
     def attempt(self, name: str, *, launched: bool = True, stored: bool = True) -> AttemptPaths:
         paths = AttemptPaths(self.root / "attempts" / name)
@@ -49,7 +55,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def _names(node: Node) -> list[tuple[str, int]]:
-    return [(one.job, one.attempt) for one in node.sweeping.uncleaned()]
+    return [(one.job, one.attempt) for one in node.cleaning.uncleaned()]
 
 
 def test_only_stored_or_unstarted_attempts_are_cleaned_up(node: Node) -> None:
@@ -64,7 +70,7 @@ def test_only_stored_or_unstarted_attempts_are_cleaned_up(node: Node) -> None:
 
 def test_named_attempt_is_removed_with_its_data_and_job_folder(node: Node) -> None:
     one, other = node.attempt("done_1/a1"), node.attempt("done_2/a1")
-    assert node.sweeping.sweep([str(one.root), str(node.root)]) == 1
+    assert node.cleaning.clean([str(one.root), str(node.root)]) == 1
     assert not one.root.parent.exists()
     assert node.released == [one.root]
     assert other.root.exists()
@@ -78,13 +84,13 @@ def test_sockets_of_killed_hosts_are_removed(
         alive.bind(str(short_path / "host-2.sock"))
         alive.listen()
         dead.close()
-        assert sweeping.remove_dead_sockets(short_path) == []  # it may start listening soon
+        assert cleaning.remove_dead_sockets(short_path) == []  # it may start listening soon
         for name in ("host-1.sock", "host-2.sock"):
             os.utime(short_path / name, (0, 0))
-        assert sweeping.remove_dead_sockets(short_path) == [short_path / "host-1.sock"]
+        assert cleaning.remove_dead_sockets(short_path) == [short_path / "host-1.sock"]
 
 
-def test_new_target_sweeps_attempts_ended_in_the_store(
+def test_new_target_cleans_attempts_ended_in_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(here: World) -> None:
@@ -94,22 +100,22 @@ def test_new_target_sweeps_attempts_ended_in_the_store(
         here.agent.end(ended.id, 1, exit_code=0)
         await here.until(lambda: here.store.job(ended.id).state.is_final, "the first has ended")
         jobs = {"a": (ended.id, 1), "b": (ended.id, 2), "c": (running.id, 1), "d": ("none", 1)}
-        swept: list[str] = []
+        cleaned: list[str] = []
 
         async def uncleaned(_: Nothing) -> UncleanedFolders:
             return UncleanedFolders(tuple(Uncleaned(job, n, at) for at, (job, n) in jobs.items()))
 
-        async def sweep(request: Sweep) -> Swept:
-            swept.extend(request.roots)
-            return Swept(len(request.roots))
+        async def sweep(request: CleanFolders) -> CleanedFolders:
+            cleaned.extend(request.roots)
+            return CleanedFolders(len(request.roots))
 
         monkeypatch.setattr(here.agent, "uncleaned", uncleaned)
         monkeypatch.setattr(here.agent, "sweep", sweep)
-        here.engine.tidying.swept_s = None  # as in a target that has just started
-        await here.until(lambda: here.engine.tidying.swept_s is not None, "the tidying has run")
-        await here.until(lambda: swept, "it has swept")
-        assert swept == ["a"]
+        here.engine.tidying.cleaned_s = None  # as in a target that has just started
+        await here.until(lambda: here.engine.tidying.cleaned_s is not None, "the tidying has run")
+        await here.until(lambda: cleaned, "it has cleaned")
+        assert cleaned == ["a"]
 
     monkeypatch.setattr("rayjobs.engine.engine.TIDY_S", 0.05)
-    monkeypatch.setattr(tidying, "SWEEP_EVERY_S", 600.0)
+    monkeypatch.setattr(tidying, "CLEAN_EVERY_S", 600.0)
     play(scene, tmp_path)

@@ -21,14 +21,14 @@ from rayjobs.protocol.calls import (
     Asked,
     Call,
     Cleaned,
+    CleanedFolders,
+    CleanFolders,
     Nothing,
     Port,
     Renew,
     Renewed,
     Settle,
     Stop,
-    Sweep,
-    Swept,
     UncleanedFolders,
 )
 from rayjobs.protocol.collected import Collected
@@ -293,8 +293,8 @@ class SimAgent:
     async def uncleaned(self, _: Nothing) -> UncleanedFolders:
         return UncleanedFolders()
 
-    async def sweep(self, _: Sweep) -> Swept:
-        return Swept(0)
+    async def sweep(self, _: CleanFolders) -> CleanedFolders:
+        return CleanedFolders(0)
 
     async def clean(self, _: AttemptOnNode) -> Cleaned:
         await self._call("clean")

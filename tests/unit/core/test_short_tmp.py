@@ -44,6 +44,6 @@ def test_links_of_ended_attempts_are_removed_and_live_ones_refreshed(tmp: Path) 
     over = short_tmp.provide(ended.tmp)
     ended.exit.write_text("{}")
     gone = short_tmp.provide(tmp.parents[1] / "a3" / "tmp")
-    short_tmp.sweep(runtime_dir())
+    short_tmp.clean(runtime_dir())
     assert living.lstat().st_mtime > 0
     assert not os.path.lexists(over) and not os.path.lexists(gone)

@@ -24,7 +24,7 @@ _ATTEMPT = re.compile(r"a(\d+)(?:-n\d+)?")
 SOCKET_AGE_S = 60.0
 
 
-class Sweeping:
+class Cleaning:
     """Finds and removes the leftovers of attempts below one node's folder of attempts."""
 
     def __init__(self, attempts: Path, scratch: Scratch, release: Callable[[Path], None]) -> None:
@@ -58,7 +58,7 @@ class Sweeping:
                 continue
             yield Uncleaned(root.parent.name, int(number[1]), str(root))
 
-    def sweep(self, roots: Collection[str]) -> int:
+    def clean(self, roots: Collection[str]) -> int:
         """Remove folders that `uncleaned` returned; return how many were removed."""
         removed = 0
         for one in self._found():
