@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rayjobs.policy.decisions import Decisions
 from rayjobs.policy.durations import as_running, worst_duration_s
-from rayjobs.policy.order import Rank, line_of, used_by_users
+from rayjobs.policy.order import SortKey, line_of, used_by_users
 from rayjobs.policy.preempting import is_enough_ending, victims
 from rayjobs.policy.records import (
     Preempt,
@@ -59,7 +59,7 @@ class _Pass:
         self.running = list(situation.running)
         self.jobs, gpus = used_by_users(situation.running)
         self.gpus = dict(gpus)
-        self.line, self.ranks, self.refused = line_of(situation)
+        self.line, self.sort_keys, self.refused = line_of(situation)
         self.starts: list[Start] = []
         self.preempts: list[Preempt] = []
         self.halted: set[str] = set()
@@ -198,7 +198,7 @@ class _Pass:
         slots = self._slots()
         if slots < 1:
             self.head_rule = Rule.TARGET_JOBS
-        claim = self._make_way(job, self.ranks[job.key], slots)
+        claim = self._make_way(job, self.sort_keys[job.key], slots)
         if claim is not None:
             old = claim
         if slots < 1:
@@ -212,7 +212,7 @@ class _Pass:
             least(capacity, self.spare.get(capacity.node_id)) for capacity in self.capacities
         ]
 
-    def _make_way(self, job: Waiting, rank: Rank, slots: float) -> Promise | None:
+    def _make_way(self, job: Waiting, sort_key: SortKey, slots: float) -> Promise | None:
         """Select the jobs to preempt for the head; return the claim on their capacity."""
         if is_enough_ending(job, self.running, self.capacities, slots=slots):
             self.head_rule = Rule.YIELDING
@@ -221,7 +221,7 @@ class _Pass:
             return None
         found = victims(
             job,
-            rank,
+            sort_key,
             # Jobs that this decision starts have not begun: they are ahead of the head.
             self.running[: len(self.situation.running)],
             self.capacities,

@@ -14,7 +14,7 @@ from rayjobs.policy.deciding import decide
 from rayjobs.policy.decisions import Decisions
 from rayjobs.policy.durations import LIMITS, as_running, worst_duration_s
 from rayjobs.policy.estimating import estimate
-from rayjobs.policy.order import rank
+from rayjobs.policy.order import sort_key
 from rayjobs.policy.records import OVERHEAD_S, Decision, Rule, Waiting
 from rayjobs.policy.shapes import SLACK, NodeCapacity, Shape, describe_free, take
 
@@ -314,13 +314,13 @@ def _priority_to_be_first(decisions: Decisions, job: Waiting) -> int | None:
         decisions.situation.now_s,
     )
     active = [one for one in decisions.situation.running if one.group == head.group]
-    head_rank = rank(head, limits, extra=len(active) if head.group else 0, now_s=now_s)
+    head_sort_key = sort_key(head, limits, extra=len(active) if head.group else 0, now_s=now_s)
     low, high = job.priority + 1, MOST_PRIORITY
     extra = 0 if job.group is None else 1  # safe for the first job of a group, too
 
     def is_before(priority: int) -> bool:
         raised = replace(job, priority=priority)
-        return rank(raised, limits, extra=extra, now_s=now_s) < head_rank
+        return sort_key(raised, limits, extra=extra, now_s=now_s) < head_sort_key
 
     if low > high or not is_before(high):
         return None

@@ -20,10 +20,12 @@ from collections.abc import Mapping, Sequence
 from rayjobs.jobs.outcomes import LONGEST_PAUSE_S
 from rayjobs.policy.records import Limits, Promise, Rule, Running, Situation, Waiting
 
-Rank = tuple[float, float, int, float, tuple[str, int, str]]
+SortKey = tuple[float, float, int, float, tuple[str, int, str]]
 
 
-def rank(job: Waiting | Running, limits: Limits, *, extra: int = 0, now_s: float = 0.0) -> Rank:
+def sort_key(
+    job: Waiting | Running, limits: Limits, *, extra: int = 0, now_s: float = 0.0
+) -> SortKey:
     """Return the sort key of the line: smaller is earlier.
 
     Args:
@@ -36,10 +38,10 @@ def rank(job: Waiting | Running, limits: Limits, *, extra: int = 0, now_s: float
     return (0.0, at_s - job.priority * limits.aging_s, extra, job.submitted_s, job.order)
 
 
-def line_of(situation: Situation) -> tuple[list[Waiting], dict[str, Rank], dict[str, Rule]]:
-    """Return the line in order, each job's rank, and why the others are not in it.
+def line_of(situation: Situation) -> tuple[list[Waiting], dict[str, SortKey], dict[str, Rule]]:
+    """Return the line in order, each job's sort key, and why the others are not in it.
 
-    A claim (see `Promise`) comes first whatever its rank.
+    A claim (see `Promise`) comes first whatever its sort key.
     """
     limits, now_s = situation.limits, situation.now_s
     refused: dict[str, Rule] = {}
@@ -54,32 +56,32 @@ def line_of(situation: Situation) -> tuple[list[Waiting], dict[str, Rank], dict[
             singles.append(job)
         else:
             groups.setdefault(job.group, []).append(job)
-    ranks = {job.key: rank(job, limits) for job in singles}
+    sort_keys = {job.key: sort_key(job, limits) for job in singles}
     line = singles
     active = Counter(one.group for one in situation.running if one.group is not None)
     for group, members in groups.items():
-        line += _members(members, active[group], situation, ranks, refused)
-    line.sort(key=lambda job: ranks[job.key])
-    return _claim_first(line, situation.promise), ranks, refused
+        line += _members(members, active[group], situation, sort_keys, refused)
+    line.sort(key=lambda job: sort_keys[job.key])
+    return _claim_first(line, situation.promise), sort_keys, refused
 
 
 def _members(
     members: list[Waiting],
     active: int,
     situation: Situation,
-    ranks: dict[str, Rank],
+    sort_keys: dict[str, SortKey],
     refused: dict[str, Rule],
 ) -> Sequence[Waiting]:
-    """Rank the jobs of a group that may run in addition to the running ones; refuse the others."""
+    """Sort the jobs of a group that may run in addition to the running ones; refuse the others."""
     limits, now_s = situation.limits, situation.now_s
-    members.sort(key=lambda job: rank(job, limits))
+    members.sort(key=lambda job: sort_key(job, limits))
     allowed: list[Waiting] = []
     for job in members:
         extra = active + len(allowed)
         if job.group_limit is not None and extra >= job.group_limit:
             refused[job.key] = Rule.ARRAY_LIMIT
             continue
-        ranks[job.key] = rank(job, limits, extra=extra, now_s=now_s)
+        sort_keys[job.key] = sort_key(job, limits, extra=extra, now_s=now_s)
         allowed.append(job)
     return allowed
 

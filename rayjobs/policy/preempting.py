@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rayjobs.policy.order import Rank, rank
+from rayjobs.policy.order import SortKey, sort_key
 from rayjobs.policy.records import Limits, Running, Waiting
 from rayjobs.policy.reserving import with_capacity_of
 from rayjobs.policy.shapes import NodeCapacity, take
@@ -25,7 +25,7 @@ def is_enough_ending(
 
 def victims(
     head: Waiting,
-    head_rank: Rank,
+    head_sort_key: SortKey,
     running: Sequence[Running],
     capacities: Sequence[NodeCapacity],
     *,
@@ -49,7 +49,7 @@ def victims(
         if (one.is_scaling or (one.preemptible and one.priority < head.priority))
         and not one.is_ending
         and (one.group is None or one.group != head.group)
-        and rank(one, limits) > head_rank
+        and sort_key(one, limits) > head_sort_key
     ]
     if not candidates:
         return None

@@ -24,7 +24,7 @@ from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Job, StoredFile
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.policy import Decisions, Rule, Situation, decide
-from rayjobs.policy.order import rank
+from rayjobs.policy.order import sort_key
 from rayjobs.protocol.agent import NodeInfo
 from rayjobs.spec.model import Array, Dependency, JobSpec
 from rayjobs.store.requests import JobChanges, NewJob
@@ -339,7 +339,7 @@ def test_job_submitted_since_the_last_scan_is_not_older(tmp_path: Path) -> None:
 
 def _place(plan: Decisions) -> Callable[[str], Any]:
     limits = plan.situation.limits
-    return lambda key: rank(plan.by_key[key], limits)
+    return lambda key: sort_key(plan.by_key[key], limits)
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(JobState)), st.sampled_from(["ok", "any"]))))

@@ -27,7 +27,7 @@ from rayjobs.policy import (
     take,
 )
 from rayjobs.policy.durations import as_running
-from rayjobs.policy.order import rank
+from rayjobs.policy.order import sort_key
 from rayjobs.policy.simulate import Outcome, Pool, TraceJob, play
 from rayjobs.policy.simulate.play import GRACE_S
 from tests.unit.policy.jobs import capacity, less
@@ -136,7 +136,7 @@ def test_single_decision_keeps_the_rules(situation: Situation) -> None:
         assert victim.preemptible
         assert not victim.is_ending
         assert victim.priority < head.priority
-        assert rank(victim, situation.limits) > rank(head, situation.limits)
+        assert sort_key(victim, situation.limits) > sort_key(head, situation.limits)
         assert plan.promise is not None
         assert plan.promise.is_claim
         assert plan.promise.key == one.by == plan.head
@@ -452,8 +452,8 @@ def test_the_head_starts_by_its_promise_within_limits(
         assert not (promised.keys() - passed) & plan.refused.keys()
         if plan.head is None:
             continue
-        ranks = {one.key: rank(one, limits) for one in plan.situation.waiting}
-        if any(ranks[key] < ranks[plan.head] for key in plan.refused):
+        sort_keys = {one.key: sort_key(one, limits) for one in plan.situation.waiting}
+        if any(sort_keys[key] < sort_keys[plan.head] for key in plan.refused):
             passed.add(plan.head)
         assert plan.promise is not None
         assert plan.promise.at_s is not None
