@@ -198,9 +198,9 @@ class _Pass:
         slots = self._slots()
         if slots < 1:
             self.head_rule = Rule.TARGET_JOBS
-        claim = self._make_way(job, self.sort_keys[job.key], slots)
-        if claim is not None:
-            old = claim
+        preempted = self._preempt_for(job, self.sort_keys[job.key], slots)
+        if preempted is not None:
+            old = preempted
         if slots < 1:
             self.tries = 0  # no other job may start
         if not self.limits.backfill:
@@ -212,8 +212,8 @@ class _Pass:
             least(capacity, self.spare.get(capacity.node_id)) for capacity in self.capacities
         ]
 
-    def _make_way(self, job: Waiting, sort_key: SortKey, slots: float) -> Promise | None:
-        """Select the jobs to preempt for the head; return the claim on their capacity."""
+    def _preempt_for(self, job: Waiting, sort_key: SortKey, slots: float) -> Promise | None:
+        """Select the jobs to preempt for the head; return the reservation of their capacity."""
         if is_enough_ending(job, self.running, self.capacities, slots=slots):
             self.head_rule = Rule.YIELDING
             return None
@@ -239,7 +239,9 @@ class _Pass:
             replace(one, is_ending=True) if one.key in preempted else one for one in self.running
         ]
         self.head_rule = Rule.YIELDING
-        return Promise(key=job.key, nodes=nodes, at_s=self.now_s, is_claim=True, shape=job.shape)
+        return Promise(
+            key=job.key, nodes=nodes, at_s=self.now_s, by_preemption=True, shape=job.shape
+        )
 
     # -- behind the head -------------------------------------------------------------------------
     def _pass_by(self, job: Waiting, tried: _Tried) -> None:

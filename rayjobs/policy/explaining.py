@@ -115,7 +115,9 @@ def explain(decisions: Decisions, key: str) -> Decision:
     ):
         latest_s = decisions.promise.at_s - decisions.situation.now_s
         if latest_s <= 0:
-            latest_s = None  # unknown: a claim, or its resources are held beyond the limit
+            latest_s = (
+                None  # unknown: others were preempted, or its resources are held beyond the limit
+            )
     first = max(0, position - 1 - AHEAD)
     advice = Advice() if started else advice_for(decisions, job, rule)
     return Decision(
@@ -306,7 +308,7 @@ def _sooner(decisions: Decisions, job: Waiting) -> Iterator[tuple[Waiting, Advic
 def _priority_to_be_first(decisions: Decisions, job: Waiting) -> int | None:
     """Return the lowest priority that puts the job before the head, or None."""
     assert decisions.head is not None
-    if decisions.promise is not None and decisions.promise.is_claim:
+    if decisions.promise is not None and decisions.promise.by_preemption:
         return None
     head, limits, now_s = (
         decisions.by_key[decisions.head],

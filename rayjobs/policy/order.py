@@ -41,7 +41,7 @@ def sort_key(
 def line_of(situation: Situation) -> tuple[list[Waiting], dict[str, SortKey], dict[str, Rule]]:
     """Return the line in order, each job's sort key, and why the others are not in it.
 
-    A claim (see `Promise`) comes first whatever its sort key.
+    A job for which others were preempted comes first whatever its sort key.
     """
     limits, now_s = situation.limits, situation.now_s
     refused: dict[str, Rule] = {}
@@ -62,7 +62,7 @@ def line_of(situation: Situation) -> tuple[list[Waiting], dict[str, SortKey], di
     for group, members in groups.items():
         line += _members(members, active[group], situation, sort_keys, refused)
     line.sort(key=lambda job: sort_keys[job.key])
-    return _claim_first(line, situation.promise), sort_keys, refused
+    return _preempting_first(line, situation.promise), sort_keys, refused
 
 
 def _members(
@@ -86,8 +86,8 @@ def _members(
     return allowed
 
 
-def _claim_first(line: list[Waiting], promise: Promise | None) -> list[Waiting]:
-    if promise is not None and promise.is_claim:
+def _preempting_first(line: list[Waiting], promise: Promise | None) -> list[Waiting]:
+    if promise is not None and promise.by_preemption:
         for index, job in enumerate(line):
             if job.key == promise.key:
                 return [job, *line[:index], *line[index + 1 :]]

@@ -168,7 +168,7 @@ class Promise:
         nodes: Node id of each bundle that is reserved for it.
         at_s: No job that passes it uses any of its capacity after this time; None: the time is
             unknown, so no job that passes it gets any of its capacity.
-        is_claim: Running jobs were preempted for it: it stays first until it starts.
+        by_preemption: Running jobs were preempted for it: it stays first until it starts.
         shape: The job's shape at that time; None: the same as now. A job whose shape has changed
             gets a new promise.
     """
@@ -176,7 +176,7 @@ class Promise:
     key: str
     nodes: tuple[str, ...]
     at_s: float | None
-    is_claim: bool = False
+    by_preemption: bool = False
     shape: Shape | None = None
 
 

@@ -91,8 +91,8 @@ def keep(
     promised = None if math.isinf(at_s) else at_s
     if same is not None and same.at_s is not None and same.nodes == nodes:
         promised = same.at_s if promised is None else min(promised, same.at_s)
-    is_claim = same is not None and same.is_claim
-    if is_claim:
+    by_preemption = same is not None and same.by_preemption
+    if by_preemption:
         promised = now_s
     later = {
         capacity.node_id: capacity for capacity in with_capacity_of(by_latest[:index], capacities)
@@ -101,7 +101,9 @@ def keep(
         node: later[node].plus(*_negative(head.shape, count))
         for node, count in Counter(nodes).items()
     }
-    promise = Promise(key=head.key, nodes=nodes, at_s=promised, is_claim=is_claim, shape=head.shape)
+    promise = Promise(
+        key=head.key, nodes=nodes, at_s=promised, by_preemption=by_preemption, shape=head.shape
+    )
     return Kept(promise, likely_s, basis, spare, source)
 
 

@@ -382,7 +382,7 @@ def test_job_losing_least_is_preempted_and_its_capacity_reserved() -> None:
     assert [(one.key, one.by) for one in plan.preempts] == [("young", "head")]
     assert plan.rule("head") is Rule.YIELDING
     assert plan.promise is not None
-    assert plan.promise.is_claim
+    assert plan.promise.by_preemption
 
     ending = [lower[0], runs("young", "n0", cpus=2, preemptible=True, is_ending=True)]
     again = decide(
@@ -396,7 +396,7 @@ def test_job_losing_least_is_preempted_and_its_capacity_reserved() -> None:
     )
     assert not again.preempts  # a job is preempted only once
     assert not again.starts
-    # Its capacity was freed, and a job of higher priority arrived: the claim stays valid.
+    # Its capacity was freed, and a job of higher priority arrived: the reservation stays.
     higher = job("higher", priority=9, at=102, cpus=2)
     back = job("young", at=0, cpus=2)
     last = decide(

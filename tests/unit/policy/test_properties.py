@@ -105,7 +105,7 @@ def situations(draw: st.DrawFn) -> Situation:
             key=one_of.key,
             nodes=tuple(draw(st.sampled_from(["n0", "gone"])) for _ in range(one_of.shape.nodes)),
             at_s=draw(st.sampled_from([None, 6000.0])),
-            is_claim=draw(st.booleans()),
+            by_preemption=draw(st.booleans()),
         )
     return Situation(
         waiting=waiting,
@@ -138,7 +138,7 @@ def test_single_decision_keeps_the_rules(situation: Situation) -> None:
         assert victim.priority < head.priority
         assert sort_key(victim, situation.limits) > sort_key(head, situation.limits)
         assert plan.promise is not None
-        assert plan.promise.is_claim
+        assert plan.promise.by_preemption
         assert plan.promise.key == one.by == plan.head
     for key in waiting:  # every job has an explanation, which is valid JSON
         explanation = explain(plan, key)
@@ -258,7 +258,7 @@ def test_reason_and_numbers_are_true_after_the_plan(
                 emptied = [capacity.emptied() for capacity in now.capacities]
                 assert take_first(emptied, one.shape) is None
     # Jobs reported as waiting do wait, as long as nothing else happens. (A member that has started
-    # moves the others of its group back in the queue, and a void claim ends then.)
+    # moves the others of its group back in the queue, and a void reservation ends then.)
     if situation.promise is None and all(one.group is None for one in situation.waiting):
         assert not decide(now).starts
 
