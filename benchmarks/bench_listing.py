@@ -74,7 +74,7 @@ def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
 def _answering(answer: dict[str, Any]) -> Iterator[None]:
     """Listen where the target's actor would, and give every client the same answer."""
     from rayjobs.core.paths import TargetPaths, home
-    from rayjobs.target.keeping import keeper_lock
+    from rayjobs.target.keeper_state import keeper_lock
     from rayjobs.target.wake_client import socket_of
 
     text = json.dumps(answer).encode() + b"\n"

@@ -14,7 +14,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.target.answers import StatusAnswer
 from rayjobs.target.condition import looked_after_by
 from rayjobs.target.elsewhere import find_quietly
-from rayjobs.target.keeping import is_kept
+from rayjobs.target.keeper_state import is_kept
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.wake_client import ask_target
 from rayjobs.workspace import registrations, server_choice

@@ -333,9 +333,9 @@ def start(settings: Settings, name: str) -> int:
 def _interrupted_start(name: str) -> str:
     """Return what continues after Ctrl-C during a start, and what to type."""
     from rayjobs.core.paths import TargetPaths, home
-    from rayjobs.target import keeping
+    from rayjobs.target import keeper_state
 
-    if keeping.is_kept(TargetPaths.of(name, under=home())):
+    if keeper_state.is_kept(TargetPaths.of(name, under=home())):
         return (
             f"interrupted: target {name} continues to start in the background. `rayjobs target "
             "show "

@@ -593,9 +593,9 @@ def _older_jobs(job: Job) -> str:
     """Return a sentence about older jobs that start with the target, if it is not starting yet."""
     if server_choice.active() is not None:
         return ""
-    from rayjobs.target import keeping, unfinished
+    from rayjobs.target import keeper_state, unfinished
     from rayjobs.target.stopping import TargetLocation
 
-    if keeping.is_kept(TargetLocation(job.target, default_home()).paths):
+    if keeper_state.is_kept(TargetLocation(job.target, default_home()).paths):
         return ""  # the process that began the start prints this sentence
     return unfinished.older(job.target, home=default_home(), than=job.id)

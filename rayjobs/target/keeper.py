@@ -29,7 +29,7 @@ from rayjobs.core.text import duration_text
 from rayjobs.injob import open_files
 from rayjobs.injob.identity import own_identity
 from rayjobs.target import local_head, stop_record, stopping, timekeeper, wake_client
-from rayjobs.target.keeping import Pause, keeper_lock, leave_caller
+from rayjobs.target.keeper_state import Pause, keeper_lock, leave_caller
 from rayjobs.target.local_head import StartError
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.progress import Line, Progress, read

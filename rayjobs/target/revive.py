@@ -16,7 +16,15 @@ from pathlib import Path
 from rayjobs.core.errors import NotFoundError
 from rayjobs.injob.identity import is_alive, own_identity
 from rayjobs.jobs.serving import Serving
-from rayjobs.target import elsewhere, keeping, local_head, reach, starting, stop_record, wake_client
+from rayjobs.target import (
+    elsewhere,
+    keeper_state,
+    local_head,
+    reach,
+    starting,
+    stop_record,
+    wake_client,
+)
 from rayjobs.target.condition import Condition, Standing, looked_after_by
 from rayjobs.target.record import TargetRecord, load_target
 from rayjobs.target.revival import Revival
@@ -67,8 +75,8 @@ def look_after(
             may_run_on=stop.is_unreached,
         )
     starts = Condition(Standing.STARTING, f"target {name!r} is being started")
-    if record.is_local and keeping.is_kept(location.paths):
-        pause = keeping.pause_of(location.paths)
+    if record.is_local and keeper_state.is_kept(location.paths):
+        pause = keeper_state.pause_of(location.paths)
         return starts if pause is None else Condition(Standing.FAILING, pause.sentence(name))
     if not is_registered:  # no job here has ever requested its start
         return Condition(

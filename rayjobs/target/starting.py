@@ -15,7 +15,7 @@ from rayjobs.core.paths import TargetPaths
 from rayjobs.core.text import duration_text
 from rayjobs.core.version import __version__
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.target import elsewhere, keeping, local_head, stop_record, wake_client
+from rayjobs.target import elsewhere, keeper_state, local_head, stop_record, wake_client
 from rayjobs.target.answers import WakeAnswer
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.node_settings import NodeSettings
@@ -167,7 +167,7 @@ def ensure_target(
 
 def lost_its_keeper(location: TargetLocation) -> bool:
     """Whether a head runs whose keeper was killed: a new keeper has to take over."""
-    if keeping.is_kept(location.paths):
+    if keeper_state.is_kept(location.paths):
         return False
     head = local_head.load_record(location.paths)
     return head is not None and head.is_running
@@ -336,11 +336,11 @@ class _Start:
             if answer is not None:
                 follower.look()
                 return answer
-            kept = keeping.is_kept(paths)
-            if kept and (pause := keeping.pause_of(paths)) is not None:
+            kept = keeper_state.is_kept(paths)
+            if kept and (pause := keeper_state.pause_of(paths)) is not None:
                 if spawned or self.revives:  # the try that this call requested has failed
                     raise TargetError(pause.sentence(location.name))
-                keeping.give_up_pause(paths)
+                keeper_state.give_up_pause(paths)
                 time.sleep(POLL_S)
                 continue
             if kept or spawned:  # without a keeper the lines are those of an earlier start
@@ -350,7 +350,7 @@ class _Start:
                 if spawned and follower.failure:
                     raise TargetError(follower.failure)
                 with self._alone():
-                    if not keeping.is_kept(paths):
+                    if not keeper_state.is_kept(paths):
                         if spawned >= SPAWN_LIMIT:
                             raise TargetError(
                                 f"the keeper of target {location.name!r} ended repeatedly. "

@@ -20,7 +20,7 @@ from rayjobs.injob.messages import Message
 from rayjobs.policy.capacity import Capacity, NodeShape
 from rayjobs.policy.node_types import NodeTypes, read_cluster_file
 from rayjobs.target import (
-    keeping,
+    keeper_state,
     local_head,
     reach,
     starters,
@@ -271,7 +271,7 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
     else:
         answer, is_there = _ask(location, "ping", TargetAnswer)
     activity = Activity.read(location.paths)
-    kept = keeping.is_kept(location.paths) if record.is_local else False
+    kept = keeper_state.is_kept(location.paths) if record.is_local else False
     if is_there:
         state = "running"
     elif head is not None and head.is_running:
@@ -279,12 +279,12 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
     else:
         state = "starting" if kept else "stopped"
     problem = ""
-    if kept and not is_there and (pause := keeping.pause_of(location.paths)) is not None:
+    if kept and not is_there and (pause := keeper_state.pause_of(location.paths)) is not None:
         state, problem = "failing", pause.sentence(name)
     elif not is_there:
         state, problem = _why_not(record, location, state)
     running = state in ("running", "lost")
-    owner = keeping.keeper_of(location.paths)
+    owner = keeper_state.keeper_of(location.paths)
     return TargetView(
         name=name,
         without_token=record.without_token,
@@ -354,7 +354,7 @@ def stop_target(
         if record.address is not None:
             return _stop_attached(location, record.address, force, on_stage)
         while True:
-            with keeping.keeper_lock(location.paths) as no_keeper:
+            with keeper_state.keeper_lock(location.paths) as no_keeper:
                 if no_keeper:
                     return _stop_here(location, force, on_stage)
             if _stop_by_keeper(location, force, on_stage):
@@ -364,7 +364,7 @@ def stop_target(
 def was_stopped(name: str, *, home: Path | None = None) -> bool:
     """Whether a user has already stopped a target and no part of it runs."""
     location = TargetLocation(name, home or default_home())
-    is_there = wake_client.is_listening(location.socket) or keeping.is_kept(location.paths)
+    is_there = wake_client.is_listening(location.socket) or keeper_state.is_kept(location.paths)
     return stop_record.last(location.paths).is_in_force and not is_there
 
 
@@ -389,7 +389,7 @@ def _stop_by_keeper(location: TargetLocation, force: bool, on_stage: Stages) -> 
     deadline = time.monotonic() + STOP_TIMEOUT_S
     signaled: Identity | None = None
     while time.monotonic() < deadline:
-        owner = keeping.keeper_of(location.paths)
+        owner = keeper_state.keeper_of(location.paths)
         if owner is not None and owner != signaled:
             if signaled is not None:  # that one died while it handled the request
                 request.write(location.paths)
@@ -401,10 +401,10 @@ def _stop_by_keeper(location: TargetLocation, force: bool, on_stage: Stages) -> 
                 location.paths.stop_answer.unlink(missing_ok=True)
                 kind = stopping.StopRefusedError if answer.is_refused else TargetError
                 raise kind(answer.error)
-            if not keeping.is_kept(location.paths):
+            if not keeper_state.is_kept(location.paths):
                 location.paths.stop_answer.unlink(missing_ok=True)
                 return True
-        elif not keeping.is_kept(location.paths):
+        elif not keeper_state.is_kept(location.paths):
             location.paths.stop_request.unlink(missing_ok=True)
             return False
         time.sleep(POLL_S)

@@ -29,7 +29,7 @@ from rayjobs.core.files import (
     write_private,
 )
 from rayjobs.injob.identity import Identity, is_alive, own_identity
-from rayjobs.target.keeping import leave_caller
+from rayjobs.target.keeper_state import leave_caller
 
 # The module of the child that runs due schedules: it is in a higher layer, so it is named as text.
 DUE = "rayjobs.pipelines.scheduling"

@@ -15,7 +15,15 @@ from rayjobs.core import ids
 from rayjobs.core.errors import TargetError
 from rayjobs.core.paths import TargetPaths
 from rayjobs.injob.identity import Identity, is_alive, send_signal
-from rayjobs.target import keeping, local_head, revive, starters, starting, targets, wake_client
+from rayjobs.target import (
+    keeper_state,
+    local_head,
+    revive,
+    starters,
+    starting,
+    targets,
+    wake_client,
+)
 from rayjobs.target.condition import Standing
 from rayjobs.target.stopping import TargetLocation
 
@@ -58,7 +66,7 @@ def nothing_is_left(home: Path) -> None:
     assert not folder.parent.exists()
     left = {path.name for path in paths.root.iterdir()} - {"lock", "keeper.lock", "log"}
     assert left <= {"starting.log", "workspaces", "last-stop.json"}
-    assert not keeping.is_kept(paths)
+    assert not keeper_state.is_kept(paths)
 
 
 def test_life_of_a_head_with_two_starters_and_killed_keepers(
@@ -87,25 +95,25 @@ def test_life_of_a_head_with_two_starters_and_killed_keepers(
     assert len(gcs) == 1
 
     # A killed keeper ends nothing else; any command starts one that takes over.
-    first = keeping.keeper_of(paths)
+    first = keeper_state.keeper_of(paths)
     assert first is not None
     assert send_signal(first, signal.SIGKILL)
-    wait_for(lambda: not keeping.is_kept(paths), "the killed keeper's lock is free")
+    wait_for(lambda: not keeper_state.is_kept(paths), "the killed keeper's lock is free")
     assert revive.look_after("local", home=home, workspace=home).standing is Standing.RUNNING
-    wait_for(lambda: keeping.keeper_of(paths) is not None, "a new keeper")
+    wait_for(lambda: keeper_state.keeper_of(paths) is not None, "a new keeper")
     status = starting.ensure_target("local", home=home)
     assert status.epoch == epochs.pop()
     assert not status.was_started
     assert local_head.load_record(paths) == record
 
     # A keeper that finds no job for its idle time stops everything.
-    second = keeping.keeper_of(paths)
+    second = keeper_state.keeper_of(paths)
     assert second is not None
     assert send_signal(second, signal.SIGKILL)
-    wait_for(lambda: not keeping.is_kept(paths), "the killed keeper's lock is free")
+    wait_for(lambda: not keeper_state.is_kept(paths), "the killed keeper's lock is free")
     monkeypatch.setenv("RAYJOBS_LOCAL_IDLE_S", "1")
     starters.spawn(TargetLocation("local", home), ids.token(4))
-    wait_for(lambda: not keeping.is_kept(paths), "the keeper stopped the idle head")
+    wait_for(lambda: not keeper_state.is_kept(paths), "the keeper stopped the idle head")
     nothing_is_left(home)
 
 
@@ -152,14 +160,18 @@ def test_a_head_that_died_is_started_again_and_stopped_without_its_keeper(home: 
     nothing_is_left(home)
     assert revive.look_after("local", home=home, workspace=home).is_stopped
     assert not targets.stop_target(home=home)
-    assert not keeping.is_kept(paths)
+    assert not keeper_state.is_kept(paths)
 
 
 def _kill_all(paths: TargetPaths, head: local_head.HeadRecord) -> None:
-    for owner in (keeping.keeper_of(paths), head.identity("raylet"), head.identity("gcs_server")):
+    for owner in (
+        keeper_state.keeper_of(paths),
+        head.identity("raylet"),
+        head.identity("gcs_server"),
+    ):
         assert owner is not None
         assert send_signal(owner, signal.SIGKILL)
-    wait_for(lambda: not keeping.is_kept(paths), "the killed keeper's lock is free")
+    wait_for(lambda: not keeper_state.is_kept(paths), "the killed keeper's lock is free")
 
 
 def _name_of(identity: Identity) -> str:

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from rayjobs.jobs.states import JobState
-from rayjobs.target import keeping, local_head
+from rayjobs.target import keeper_state, local_head
 from tests.support.jobs import Jobs
 from tests.support.local_target import SETTINGS, LocalTarget
 
@@ -28,7 +28,7 @@ def test_no_process_of_a_target_holds_a_secret_of_the_shell_that_started_it(
     """Off switch: return True in `target.local_head.is_kept`."""
     jobs.wait(jobs.submit("print()"), JobState.COMPLETED)  # so that there is an agent
     pids = {one.pid for one in local_head.processes_of(local_head.ray_folder(local_target.home))}
-    owner = keeping.keeper_of(local_target.paths)
+    owner = keeper_state.keeper_of(local_target.paths)
     assert owner is not None
     pids.add(owner.pid)
     names = {psutil.Process(pid).name() for pid in pids if psutil.pid_exists(pid)}

@@ -18,7 +18,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobFilter
 from rayjobs.submit.submitting import Entry, submit
-from rayjobs.target import keeping, local_head, starting
+from rayjobs.target import keeper_state, local_head, starting
 from rayjobs.workspace.folder import OpenWorkspace
 from tests.faults.test_processes_killed import actor_pid, agents, rank_pid, warm_interpreters
 from tests.support.local_target import LocalTarget
@@ -113,7 +113,7 @@ class Nemesis:
         return self._probe()
 
     def _kill_keeper(self) -> float | None:
-        found = keeping.keeper_of(self._paths)
+        found = keeper_state.keeper_of(self._paths)
         if found is None:
             raise LookupError("no keeper")
         send_signal(found, signal.SIGKILL)

@@ -15,7 +15,7 @@ from rayjobs.core.files import write_message, write_private
 from rayjobs.core.paths import TargetPaths, runtime_dir
 from rayjobs.injob.host_messages import HostFile
 from rayjobs.injob.identity import identity_of, is_alive
-from rayjobs.target import keeping, local_head, progress, stopping
+from rayjobs.target import keeper_state, local_head, progress, stopping
 from rayjobs.target.progress import Line, Progress
 from rayjobs.target.stopping import TargetLocation
 
@@ -44,18 +44,18 @@ def stubborn() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_target_has_one_keeper_at_a_time(paths: TargetPaths) -> None:
-    assert not keeping.is_kept(paths)
-    with keeping.keeper_lock(paths) as first:
+    assert not keeper_state.is_kept(paths)
+    with keeper_state.keeper_lock(paths) as first:
         assert first
-        assert keeping.is_kept(paths)
-        with keeping.keeper_lock(paths) as second:
+        assert keeper_state.is_kept(paths)
+        with keeper_state.keeper_lock(paths) as second:
             assert not second
-    assert not keeping.is_kept(paths)
+    assert not keeper_state.is_kept(paths)
 
 
 @pytest.mark.long
 def test_a_second_keeper_of_a_target_ends_at_once(paths: TargetPaths, short_path: Path) -> None:
-    with keeping.keeper_lock(paths):
+    with keeper_state.keeper_lock(paths):
         done = subprocess.run(
             [
                 *(sys.executable, "-P", "-m", "rayjobs.target.keeper"),
@@ -74,7 +74,7 @@ def test_file_with_a_reused_pid_is_not_a_keeper(paths: TargetPaths) -> None:
         paths.root / "keeper.json",
         f'{{"pid": 1, "start_time": {own.start_time + 1}, "boot_id": "{own.boot_id}"}}',
     )
-    assert keeping.keeper_of(paths) is None
+    assert keeper_state.keeper_of(paths) is None
 
 
 def test_stage_lines_are_read_as_they_were_written(paths: TargetPaths) -> None:

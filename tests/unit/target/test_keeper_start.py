@@ -16,7 +16,7 @@ from rayjobs.core.errors import RayjobsError
 from rayjobs.core.files import write_private
 from rayjobs.engine import starter as raylaunch
 from rayjobs.injob.identity import identity_of, is_alive
-from rayjobs.target import keeper, keeping, local_head, progress, starters, stopping
+from rayjobs.target import keeper, keeper_state, local_head, progress, starters, stopping
 from rayjobs.target.keeper import Keeper
 from rayjobs.target.stopping import TargetLocation
 
@@ -134,7 +134,7 @@ def test_keeper_with_work_retries_with_growing_pauses(
     for failures, pause_s in enumerate((10.0, 20.0, 40.0), start=1):
         assert kept._tries(_fails)
         assert kept._paused_until_s == now_s + pause_s
-        pause = keeping.pause_of(location.paths)
+        pause = keeper_state.pause_of(location.paths)
         assert pause is not None and pause.failures == failures
         assert "Ray does not start. The next try is at " in pause.sentence("local")
         assert "`rayjobs target start local` tries now" in pause.sentence("local")
@@ -142,7 +142,7 @@ def test_keeper_with_work_retries_with_growing_pauses(
     kept._pause("again")
     assert kept._paused_until_s == now_s + 600.0
     kept._end_pause()
-    assert keeping.pause_of(location.paths) is None
+    assert keeper_state.pause_of(location.paths) is None
 
 
 def test_pause_has_cause_of_failure_without_advice(location: TargetLocation) -> None:
@@ -151,7 +151,7 @@ def test_pause_has_cause_of_failure_without_advice(location: TargetLocation) -> 
 
     kept = Keeper(location, "s1", is_patient=True)
     assert kept._tries(fails)
-    pause = keeping.pause_of(location.paths)
+    pause = keeper_state.pause_of(location.paths)
     assert pause is not None and pause.reason == "Ray does not start."
     assert "In other words" not in pause.sentence("local")
 
@@ -182,7 +182,7 @@ def test_report_of_starter_keeps_cause_and_advice_apart(
 
 def test_a_keeper_without_work_ends_when_a_start_fails(location: TargetLocation) -> None:
     assert not Keeper(location, "s1")._tries(_fails)
-    assert keeping.pause_of(location.paths) is None
+    assert keeper_state.pause_of(location.paths) is None
 
 
 def test_the_fourth_death_within_ten_minutes_is_the_first_with_a_pause(

@@ -13,7 +13,7 @@ from rayjobs.datastore import credentials
 from rayjobs.injob.identity import own_identity
 from rayjobs.target import (
     background_start,
-    keeping,
+    keeper_state,
     local_head,
     reach,
     revive,
@@ -116,7 +116,7 @@ def test_running_keeper_is_left_alone(
         fcntl.flock(held, fcntl.LOCK_EX)
         assert _look(location, workspace).standing is Standing.STARTING
         own = own_identity()
-        keeping.Pause(
+        keeper_state.Pause(
             failures=4,
             reason="Ray ended 4 times",
             next_at="14:05:10",

@@ -14,7 +14,7 @@ from rayjobs.injob.identity import Identity, own_identity
 from rayjobs.injob.messages import Message
 from rayjobs.target import local_head, revive, stop_record, targets
 from rayjobs.target.answers import NodeStatus
-from rayjobs.target.keeping import Pause, pause_of
+from rayjobs.target.keeper_state import Pause, pause_of
 from rayjobs.target.local_head import HeadRecord
 from rayjobs.target.reports import Activity, CapacityReport
 from rayjobs.target.revival import Revival

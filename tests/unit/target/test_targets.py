@@ -23,7 +23,7 @@ from rayjobs.core.errors import NotFoundError, TargetError, UnreachableError, Us
 from rayjobs.core.paths import TargetPaths, runtime_dir
 from rayjobs.target import (
     dashboard,
-    keeping,
+    keeper_state,
     local_head,
     starting,
     stop_record,
@@ -271,7 +271,7 @@ def test_a_change_for_an_actor_of_an_older_version_reaches_a_running_target(
     """It runs, and polls the store; only a submit replaces it."""
     monkeypatch.setenv("RAYJOBS_HOME", str(location.home))
     with (
-        keeping.keeper_lock(location.paths),
+        keeper_state.keeper_lock(location.paths),
         answering(location.socket, lambda _: {"ok": True, "version": "0.0.1"}),
     ):
         assert wake_quietly("local", tmp_path).standing is Standing.RUNNING

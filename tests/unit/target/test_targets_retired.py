@@ -23,7 +23,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.target import (
     background_start,
     keeper,
-    keeping,
+    keeper_state,
     reach,
     revive,
     starters,
@@ -185,8 +185,8 @@ def test_stop_is_sent_again_to_the_new_keeper(
             StopAnswer(ids[-1]).write(location.paths)
         return True
 
-    monkeypatch.setattr(keeping, "keeper_of", lambda _paths: keepers[0] if keepers else None)
-    monkeypatch.setattr(keeping, "is_kept", lambda _paths: bool(keepers))
+    monkeypatch.setattr(keeper_state, "keeper_of", lambda _paths: keepers[0] if keepers else None)
+    monkeypatch.setattr(keeper_state, "is_kept", lambda _paths: bool(keepers))
     monkeypatch.setattr(targets, "send_signal", signal_keeper)
     assert targets._stop_by_keeper(location, False, lambda _stage: None)
     assert len(ids) == 2
@@ -200,7 +200,7 @@ def test_stop_is_sent_again_to_the_new_keeper(
 def kept(location: TargetLocation) -> Iterator[None]:
     """A keeper that is alive, but answers nothing."""
     location.paths.root.mkdir(mode=0o700, parents=True)
-    with keeping.keeper_lock(location.paths) as mine:
+    with keeper_state.keeper_lock(location.paths) as mine:
         assert mine
         yield
 

@@ -22,7 +22,7 @@ from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.submit.submitting import submit
 from rayjobs.target import (
     keeper,
-    keeping,
+    keeper_state,
     revive,
     starting,
     stop_record,
@@ -160,7 +160,7 @@ def test_ctrl_c_during_a_start_reports_what_continues(
     done = terminal.type("target", "start")
     assert done.code == 130
     assert "was not started; `rayjobs target start local` tries again" in done.err
-    monkeypatch.setattr(keeping, "is_kept", lambda _paths: True)
+    monkeypatch.setattr(keeper_state, "is_kept", lambda _paths: True)
     done = terminal.type("target", "start")
     assert "continues to start in the background. `rayjobs target show local`" in done.err
 
@@ -268,7 +268,7 @@ def test_keeper_stops_retrying_when_no_job_waits(
     assert keeper.Keeper(location, "s1", is_patient=True).run() == 0
     assert len(tries) == 2
     assert "no job waits" in (location.paths.log / "keeper.log").read_text()
-    assert keeping.pause_of(location.paths) is None
+    assert keeper_state.pause_of(location.paths) is None
 
 
 def test_unreadable_store_counts_as_having_jobs(
