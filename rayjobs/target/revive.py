@@ -27,7 +27,7 @@ from rayjobs.target import (
 )
 from rayjobs.target.condition import Condition, Standing, looked_after_by
 from rayjobs.target.record import TargetRecord, load_target
-from rayjobs.target.revival import Revival
+from rayjobs.target.revival_record import Revival
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.workspace import server_choice
 

@@ -44,7 +44,7 @@ from rayjobs.target.record import (
 )
 from rayjobs.target.reports import Activity, CapacityReport
 from rayjobs.target.requests import TargetRequest
-from rayjobs.target.revival import Revival
+from rayjobs.target.revival_record import Revival
 from rayjobs.target.stop_request import StopAnswer, StopRequest
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.target.token_check import WITHOUT_TOKEN, check_token, check_without_token, read_token

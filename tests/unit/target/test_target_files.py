@@ -17,7 +17,7 @@ from rayjobs.target.answers import NodeStatus
 from rayjobs.target.keeper_state import Pause, pause_of
 from rayjobs.target.local_head import HeadRecord
 from rayjobs.target.reports import Activity, CapacityReport
-from rayjobs.target.revival import Revival
+from rayjobs.target.revival_record import Revival
 from rayjobs.target.stop_record import StopRecord
 from rayjobs.target.stop_request import StopAnswer, StopRequest
 from rayjobs.target.stopping import TargetLocation
