@@ -59,7 +59,7 @@ NAMED = {
         "datastore.mounts: datastore.mountkeeper",
         "target.keeper: engine.starter target.unfinished",
         "target.revive: target.background_start",
-        "target.starters: engine.starter target.keeper",
+        "target.start_processes: engine.starter target.keeper",
         "target.timekeeper: pipelines.scheduling",
     ),
     "a record names the function that drives a sweep; the sweeps actor imports it": (

@@ -21,7 +21,7 @@ from rayjobs.target.machine import LocalSettings
 from rayjobs.target.node_settings import NodeSettings
 from rayjobs.target.record import load_target
 from rayjobs.target.requests import TargetRequest
-from rayjobs.target.starters import POLL_S, START_TIMEOUT_S, Follower, run_starter, spawn
+from rayjobs.target.start_processes import POLL_S, START_TIMEOUT_S, Follower, run_starter, spawn
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.target.versions import check_client, must_replace
 from rayjobs.workspace import registrations, server_choice

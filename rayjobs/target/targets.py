@@ -23,7 +23,7 @@ from rayjobs.target import (
     keeper_state,
     local_head,
     reach,
-    starters,
+    start_processes,
     starting,
     stop_record,
     stopping,
@@ -437,7 +437,7 @@ def _end_actor(
     with stopping.retired(location, force=force):
         stopping.put_back(location, on_stage)
         on_stage(f"ending the actor of target {location.name}")
-        starters.run_starter(location, "end", on_stage=on_stage, timeout_s=timeout_s)
+        start_processes.run_starter(location, "end", on_stage=on_stage, timeout_s=timeout_s)
 
 
 def dashboard_url(name: str = LOCAL, *, home: Path | None = None) -> str:

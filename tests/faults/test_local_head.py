@@ -19,7 +19,7 @@ from rayjobs.target import (
     keeper_state,
     local_head,
     revive,
-    starters,
+    start_processes,
     starting,
     targets,
     wake_client,
@@ -112,7 +112,7 @@ def test_life_of_a_head_with_two_starters_and_killed_keepers(
     assert send_signal(second, signal.SIGKILL)
     wait_for(lambda: not keeper_state.is_kept(paths), "the killed keeper's lock is free")
     monkeypatch.setenv("RAYJOBS_LOCAL_IDLE_S", "1")
-    starters.spawn(TargetLocation("local", home), ids.token(4))
+    start_processes.spawn(TargetLocation("local", home), ids.token(4))
     wait_for(lambda: not keeper_state.is_kept(paths), "the keeper stopped the idle head")
     nothing_is_left(home)
 

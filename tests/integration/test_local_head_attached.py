@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import UnreachableError, UsageError
-from rayjobs.target import dashboard, starters, starting, targets
+from rayjobs.target import dashboard, start_processes, starting, targets
 from rayjobs.target.stopping import TargetLocation
 from tests.support.local_target import LocalTarget
 
@@ -38,7 +38,7 @@ def test_attached_cluster_is_started_replaced_and_released(
     assert dashboard.dashboard_of("pool", home=home).read_token() == local_target.token
 
     # As after an upgrade: another actor replaces the running one.
-    starters.run_starter(TargetLocation("pool", home), "replace")
+    start_processes.run_starter(TargetLocation("pool", home), "replace")
     again = starting.ensure_target("pool", home=home)
     assert again.epoch != started.epoch and not again.was_started
 

@@ -16,7 +16,7 @@ from rayjobs.core.errors import RayjobsError
 from rayjobs.core.files import write_private
 from rayjobs.engine import starter as raylaunch
 from rayjobs.injob.identity import identity_of, is_alive
-from rayjobs.target import keeper, keeper_state, local_head, progress, starters, stopping
+from rayjobs.target import keeper, keeper_state, local_head, progress, start_processes, stopping
 from rayjobs.target.keeper import Keeper
 from rayjobs.target.stopping import TargetLocation
 
@@ -175,7 +175,7 @@ def test_report_of_starter_keeps_cause_and_advice_apart(
     assert caught.value.message == "Ray refuses. Ask Ada."
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.cause, again.message) == ("Ray refuses.", "Ray refuses. Ask Ada.")
-    follower = starters.Follower(location, print)
+    follower = start_processes.Follower(location, print)
     follower.look()
     assert follower.failure == "Ray refuses. Ask Ada."
 

@@ -26,7 +26,7 @@ from rayjobs.target import (
     keeper_state,
     reach,
     revive,
-    starters,
+    start_processes,
     starting,
     stop_record,
     stopping,
@@ -247,7 +247,7 @@ def test_a_stop_of_an_attached_target_with_jobs_is_refused_and_not_recorded(
     lab = TargetLocation("lab", short_path / "h")
     save_target(TargetRecord("lab", address="10.0.0.1:6379", token_file="t"), home=lab.home)
     monkeypatch.setattr(reach, "why_unreachable", lambda *_, **__: "")
-    monkeypatch.setattr(starters, "run_starter", lambda *_, **__: None)
+    monkeypatch.setattr(start_processes, "run_starter", lambda *_, **__: None)
     monkeypatch.setattr(stopping, "SETTLE_S", 0.0)
     lab.paths.root.mkdir(parents=True, exist_ok=True)
     Activity(busy=is_busy).write(lab.paths)
