@@ -19,7 +19,7 @@ from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.events import Restored
 from rayjobs.models import requested
-from rayjobs.node.collections import Collections, Progress, on_own_thread
+from rayjobs.node.collection_threads import CollectionThreads, Progress, on_own_thread
 from rayjobs.node.data import NodeData
 from rayjobs.node.hosts import record_of
 from rayjobs.node.outputs import OutputProblem
@@ -66,7 +66,7 @@ class Collecting:
         # By marker: the current path of an attempt's workspace, from the last call about it.
         self._places: dict[str, str] = {}
         self._senders: dict[str, list[Sender]] = {}
-        self._collections = Collections()
+        self._collections = CollectionThreads()
 
     async def watch(self, on: AttemptOnNode) -> None:
         """Collect metrics and complete files into the workspace while the attempt runs.
@@ -144,7 +144,7 @@ class Collecting:
     async def collect(self, on: AttemptOnNode) -> Collected:
         """Store the last metrics and every file; return what failed, or where this is stuck.
 
-        See `Collections.collect` for ``stuck``.
+        See `CollectionThreads.collect` for ``stuck``.
         """
         self._places[on.marker] = on.workspace
         work = partial(self._collect, on)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rayjobs.injob import control, run_calls
 from rayjobs.injob.run_calls import RunAnswer
-from rayjobs.node.collections import on_own_thread
+from rayjobs.node.collection_threads import on_own_thread
 from rayjobs.node.run_calls import RunCalls
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.workspace.folder import OpenWorkspace

@@ -29,7 +29,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import end_leftovers, find_leftovers
 from rayjobs.node import collect as nodecollect
-from rayjobs.node import collections, watch
+from rayjobs.node import collection_threads, watch
 from rayjobs.node.collect import Collecting
 from rayjobs.node.data import NodeData
 from rayjobs.node.hosts import host_of, record_of
@@ -127,7 +127,7 @@ class Attempt:
 
 @pytest.fixture
 def attempt(short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempt]:
-    monkeypatch.setattr(collections, "STILL_S", STILL_S)
+    monkeypatch.setattr(collection_threads, "STILL_S", STILL_S)
     (tmp_path / "attempts").mkdir()
     with open_workspace(short_path / "w") as workspace:
         yield Attempt(workspace, tmp_path / "attempts" / "a1", tmp_path / "cache")
@@ -365,16 +365,16 @@ def test_hanging_collection_blocks_no_other_thread(
 ) -> None:
     """More collections than an event loop has threads: each reports where it stalls."""
     go = threading.Event()
-    monkeypatch.setattr(collections, "STILL_S", 0.2)
+    monkeypatch.setattr(collection_threads, "STILL_S", 0.2)
 
     async def scene() -> None:
-        node = collections.Collections()
+        node = collection_threads.CollectionThreads()
 
         def hangs() -> Collected:
             go.wait()
             return Collected()
 
-        stuck = [(f"m{number}", collections.Progress()) for number in range(40)]
+        stuck = [(f"m{number}", collection_threads.Progress()) for number in range(40)]
         for marker, progress in stuck:
             collected = await node.collect(marker, hangs, progress)
             assert str(collected.stuck).startswith(
@@ -384,7 +384,7 @@ def test_hanging_collection_blocks_no_other_thread(
         again = await node.collect("other", lambda: Collected(problems=("p",)), stuck[0][1])
         assert again.problems == ("p",)
         go.set()
-        monkeypatch.setattr(collections, "STILL_S", STILL_S)
+        monkeypatch.setattr(collection_threads, "STILL_S", STILL_S)
         assert (await node.collect("m0", hangs, stuck[0][1])).stuck is None
 
     async def whole() -> None:
@@ -458,7 +458,7 @@ def test_collection_names_its_hanging_step(
 ) -> None:
     """The running watch delays the end; the hanging step is reported."""
     go = threading.Event()
-    monkeypatch.setattr(collections, "STILL_S", 0.3)
+    monkeypatch.setattr(collection_threads, "STILL_S", 0.3)
     monkeypatch.setattr(nodecollect, "METRICS_EVERY_S", 0.01)
     monkeypatch.setattr(nodecollect, "FILES_EVERY_S", 0.01)
     (attempt.paths.work / "outputs" / "slow.log").write_text("of a file system that hangs")
@@ -514,7 +514,7 @@ def test_an_input_on_storage_that_does_not_answer_is_named_within_a_minute(
 ) -> None:
     """Regardless of file sizes: progress counts by the parts that are read."""
     go = threading.Event()
-    monkeypatch.setattr(collections, "STILL_S", 0.3)
+    monkeypatch.setattr(collection_threads, "STILL_S", 0.3)
     with touched.open("wb") as file:
         file.truncate(looks.MOST_READ_BYTES)
     read = os.read
@@ -598,7 +598,7 @@ def test_abandoned_collection_is_forgotten_when_it_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: bool
 ) -> None:
     """While its result is requested in time, `work` does not run a second time."""
-    monkeypatch.setattr(collections, "STILL_S", 0.1)
+    monkeypatch.setattr(collection_threads, "STILL_S", 0.1)
     go = threading.Event()
     runs: list[int] = []
 
@@ -610,11 +610,11 @@ def test_abandoned_collection_is_forgotten_when_it_ends(
         return Collected()
 
     async def scene() -> None:
-        node = collections.Collections()
-        assert (await node.collect("m", hangs, collections.Progress())).stuck
-        assert (await node.collect("m", hangs, collections.Progress())).stuck
+        node = collection_threads.CollectionThreads()
+        assert (await node.collect("m", hangs, collection_threads.Progress())).stuck
+        assert (await node.collect("m", hangs, collection_threads.Progress())).stuck
         assert runs == [1]
-        monkeypatch.setattr(collections, "KEPT_S", 0.0)
+        monkeypatch.setattr(collection_threads, "KEPT_S", 0.0)
         go.set()
         async with asyncio.timeout(STILL_S):
             while node._running:

@@ -86,7 +86,7 @@ class Progress:
         )
 
 
-class Collections:
+class CollectionThreads:
     """The running collections of one node, by the attempts' markers. For one event loop."""
 
     def __init__(self) -> None:
