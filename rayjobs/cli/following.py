@@ -45,7 +45,7 @@ class Stages:
         self._job_id = job_id
         self._say = say
         self._label = label
-        self._said = ""
+        self._announced = ""
         self._reason = ""
         self._attempt = 0
         self._printed = 0  # the last attempt with shown output
@@ -77,10 +77,10 @@ class Stages:
         stage = _stage(state_now(job), job.attempt)
         again = job.state is JobState.QUEUED and job.attempt > self._attempt
         self._attempt = job.attempt
-        if stage != self._said or again:
+        if stage != self._announced or again:
             # Once a job was put back into the queue, its reason says how its last attempt ended.
             reason = job.reason if job.state is JobState.QUEUED and job.attempt else ""
-            self._said, self._reason = stage, reason
+            self._announced, self._reason = stage, reason
             self._tell(stage, reason)
         if job.held != self._held:
             self._held = job.held
@@ -103,8 +103,8 @@ class Stages:
             self._tell(f"attempt {attempt}, which has ended, printed:", "")
             return
         stage = _stage(JobState.RUNNING, attempt)
-        if self._said not in (stage, _stage(JobState.FINALIZING, attempt)):
-            self._said, self._reason = stage, ""
+        if self._announced not in (stage, _stage(JobState.FINALIZING, attempt)):
+            self._announced, self._reason = stage, ""
             self._tell(stage, "")
 
     def _look_ahead(self, job: Job) -> None:
@@ -117,7 +117,7 @@ class Stages:
         if is_news and outlook.reason and outlook.reason != self._reason:
             self._reason = outlook.reason
             place = f", number {outlook.position}" if outlook.position else ""
-            shown = outlook.state if is_other else self._said
+            shown = outlook.state if is_other else self._announced
             self._tell(f"{shown}{place}", outlook.reason)
 
     def _say_held(self, job: Job) -> None:

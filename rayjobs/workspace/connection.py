@@ -30,7 +30,7 @@ CONNECT_S = 5.0
 PATIENCE_S = 120.0  # for a server that has already answered this process
 FIRST_PATIENCE_S = 20.0
 NOTED_S = 1.0
-MOST_SAID = 120  # characters of a server's message in a note
+MOST_QUOTED = 120  # characters of a server's message in a note
 AGAIN_S = 0.5
 AWAY_S = 120.0  # a followed stream waits this long for the server's storage
 FIRST_PAUSE_S = 0.1
@@ -295,7 +295,7 @@ class Connection:
                 raise error  # the request may have had an effect, and must not have it twice
             failure = f"it answered {answer.status} {answer.reason}"
             if error is not None:
-                failure += f": {textwrap.shorten(str(error), MOST_SAID, placeholder=' …')}"
+                failure += f": {textwrap.shorten(str(error), MOST_QUOTED, placeholder=' …')}"
             raise _BusyError(failure, error)
         if answer.status in _LOST:
             raise http.client.HTTPException(f"it answered {answer.status} {answer.reason}")
