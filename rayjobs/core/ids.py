@@ -30,4 +30,9 @@ def marker(job: str, attempt: int, node: int) -> str:
     The job's random tail keeps it unique; 8 random hex digits keep two launches of one
     attempt (a put-back and its successor) apart.
     """
-    return f"rj-{job[-40:]}-a{attempt}-n{node}-{secrets.token_hex(4)}"
+    return f"{marker_start(job, attempt, node)}{secrets.token_hex(4)}"
+
+
+def marker_start(job: str, attempt: int, node: int) -> str:
+    """Return how all markers of one attempt on one node begin."""
+    return f"rj-{job[-40:]}-a{attempt}-n{node}-"

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rayjobs.containers import prune as images
+from rayjobs.core import ids
 from rayjobs.core.errors import NotFoundError, RayjobsError
 from rayjobs.core.files import locked, locked_if_free
 from rayjobs.core.paths import AttemptPaths
@@ -21,10 +22,12 @@ from rayjobs.datastore.cache_root import default_cache_root
 from rayjobs.environments import prune as environments
 from rayjobs.injob import cgroups, record_files
 from rayjobs.injob.data_file import DataFile
-from rayjobs.injob.identity import Identity, is_alive, stat_of
+from rayjobs.injob.host_messages import HostFile
+from rayjobs.injob.identity import is_alive, stat_of
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import MessageError
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.injob.plan import LaunchPlan
 from rayjobs.injob.processes import MARKER_VARIABLE, all_pids
 from rayjobs.injob.tree import cgroup_name
 from rayjobs.store.base import Store
@@ -34,6 +37,7 @@ from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
 GRACE_S = 3600.0
 # How long a node retains outputs that could not be stored.
 UNSTORED_S = 7 * 86400.0
+_ATTEMPT = re.compile(r"a(\d+)(?:-n(\d+))?")
 _SNAPSHOT = re.compile(r"(?:tmp-)?([0-9a-f]{64})(?:-.*)?")
 _DATA_CACHE = "data/cache"
 
@@ -180,17 +184,32 @@ def _folders(folder: Path) -> list[Path]:
 
 def is_running(attempt: Path, markers: Mapping[str, list[int]]) -> bool:
     """Whether a process of an attempt runs on this machine: its host, or one with its marker."""
-    for file in ("host.json", "plan.json"):
-        values = _read(attempt / file)
-        try:
-            if file == "host.json" and is_alive(Identity.from_json(values)):
-                return True
-        except (KeyError, TypeError, ValueError):
-            pass  # incomplete or missing: the marker decides
-        marker = str(values.get("marker") or "")
-        if marker and (marker in markers or _in_cgroup(marker)):
-            return True
-    return False
+    host, plan = launched(attempt)
+    if host is not None and is_alive(host.identity):
+        return True
+    named = {one.marker for one in (host, plan) if one is not None and one.marker}
+    if named:
+        return any(one in markers or _in_cgroup(one) for one in named)
+    # The files are missing, damaged or of a later version: markers contain the attempt's name.
+    found = _ATTEMPT.fullmatch(attempt.name)
+    if found is None:
+        return False
+    start = ids.marker_start(attempt.parent.name, int(found[1]), int(found[2] or 0))
+    return any(one.startswith(start) for one in markers)
+
+
+def launched(attempt: Path) -> tuple[HostFile | None, LaunchPlan | None]:
+    """Return the files of an attempt's host and of its launch.
+
+    None stands for a file that is missing or torn, or that another program or a later version of
+    rayjobs wrote.
+    """
+    host, plan = None, None
+    with contextlib.suppress(OSError, ValueError):
+        host = HostFile.read(str(attempt))
+    with contextlib.suppress(OSError, ValueError):
+        plan = LaunchPlan.read(str(attempt))
+    return host, plan
 
 
 def living_markers() -> dict[str, list[int]]:

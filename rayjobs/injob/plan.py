@@ -8,13 +8,14 @@ import re
 from dataclasses import field
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from rayjobs.injob import interfaces
+from rayjobs.injob import interfaces, record_files
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.views import Views
 
+NAME = "plan.json"
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 SUPPORTED_VERSION = 1
 # Extra work of a host.
@@ -259,6 +260,18 @@ class LaunchPlan(Message):
         values = super().to_json()
         values["hold"] = values["containment"]
         return values
+
+    @staticmethod
+    def read(root: str) -> Optional[LaunchPlan]:
+        """Return the plan below an attempt's folder; None before it is written.
+
+        The host checks more, see `load`.
+
+        Raises:
+            MessageError: it is torn, of another kind or of a later version.
+            OSError: a link, FIFO, folder or device is in its place, or it cannot be read.
+        """
+        return record_files.read_message(root, NAME, LaunchPlan)
 
     @property
     def relay(self) -> Optional[Relay]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob.identity import is_alive
+from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.node.hosts import host_of
 from rayjobs.node.scratch import Scratch, remove_if_empty
@@ -75,13 +75,13 @@ class Cleaning:
     def _is_empty(root: Path) -> bool:
         """Whether no process of an attempt is left; if so, also remove its host's socket."""
         try:
-            plan = json.loads(AttemptPaths(root).plan.read_text())
-            if find_leftovers(str(plan["marker"])):
+            plan = LaunchPlan.read(str(root))
+            if plan is None:
+                return True  # it was never launched
+            if find_leftovers(plan.marker):
                 return False
-            Path(str(plan["socket"])).unlink(missing_ok=True)
-        except FileNotFoundError:
-            return True  # it was never launched
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            Path(plan.socket).unlink(missing_ok=True)
+        except (OSError, ValueError) as error:
             log.info("%s stays: %s", root, error)
             return False
         return True

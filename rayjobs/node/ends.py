@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError, RayjobsError
-from rayjobs.injob import exit_record, record_files
+from rayjobs.injob import exit_record
 from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.outcomes import EndCause, EndReason
+from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import end_leftovers, find_leftovers
 from rayjobs.node.data import NodeData
@@ -179,11 +180,13 @@ class Ends:
                 if root.is_symlink() or time.time() - changed_s < keep_s:
                     continue
                 connection = host_of(str(root))
-                plan = record_files.read_json(str(root), "plan.json")
-                lives = connection is not None and hostclient.is_alive(connection.identity)
-                if lives or find_leftovers(plan["marker"]):
+                plan = LaunchPlan.read(str(root))
+                if plan is None:
                     continue
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                lives = connection is not None and hostclient.is_alive(connection.identity)
+                if lives or find_leftovers(plan.marker):
+                    continue
+            except (OSError, ValueError) as error:
                 log.info("%s stays: %s", root, error)
                 continue
             self._data.release(root)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from rayjobs.core.text import MIB, duration_text, size_text
-from rayjobs.injob import record_files
 from rayjobs.injob.identity import is_alive
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.plan import LaunchPlan
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.node.hosts import host_of
 
@@ -181,12 +181,12 @@ def _given(attempts: Path) -> dict[str, set[str]]:
     given = {}
     for path in attempts.glob("*/a*/plan.json"):
         try:
-            plan = record_files.read_json(str(path.parent), path.name)
+            plan = LaunchPlan.read(str(path.parent))
         except (OSError, ValueError):
-            continue  # it is being written or removed
+            continue  # it is being written
         host = host_of(str(path.parent))
-        if host is not None and is_alive(host.identity):
-            given[str(plan["marker"])] = set(plan["env"].get("CUDA_VISIBLE_DEVICES", "").split(","))
+        if plan is not None and host is not None and is_alive(host.identity):
+            given[plan.marker] = set(plan.env.get("CUDA_VISIBLE_DEVICES", "").split(","))
     return given
 
 

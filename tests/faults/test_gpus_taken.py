@@ -18,6 +18,7 @@ from rayjobs.injob.identity import identity_of
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.node import gpus as nodegpus
 from tests.conformance.hosts import until
+from tests.support.attempts import write_plan
 from tests.support.preparing import prepared
 
 FOR_EVER_S = 1e9
@@ -105,8 +106,7 @@ def living_attempt(attempts: Path, marker: str, gpus: str) -> Path:
     """Record an attempt that has GPUs and whose host is this process."""
     root = attempts / marker / "a1"
     root.mkdir(parents=True)
-    plan = {"marker": marker, "env": {"CUDA_VISIBLE_DEVICES": gpus}}
-    (root / "plan.json").write_text(json.dumps(plan))
+    write_plan(root, {"CUDA_VISIBLE_DEVICES": gpus}, marker=marker)
     me = identity_of(os.getpid())
     assert me is not None
     (root / "host.json").write_text(json.dumps({"socket": "", **me.to_json()}))

@@ -24,6 +24,7 @@ from rayjobs.protocol.calls import (
     UncleanedFolders,
 )
 from tests.fakes.world import World, play
+from tests.support.attempts import write_plan
 
 
 @dataclass
@@ -42,8 +43,8 @@ class Node:
         paths.work.mkdir(parents=True)
         (paths.work / "train.py").write_text("")
         if launched:
-            values = {"marker": f"rj-none-{name}", "socket": str(paths.root / "h.sock")}
-            paths.plan.write_text(json.dumps(values))
+            socket = str(paths.root / "h.sock")
+            write_plan(paths.root, marker=f"rj-none-{name}", socket=socket)
         if stored:
             paths.stored.touch()
         return paths
@@ -74,6 +75,26 @@ def test_named_attempt_is_removed_with_its_data_and_job_folder(node: Node) -> No
     assert not one.root.parent.exists()
     assert node.released == [one.root]
     assert other.root.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"marker": "m", "socket": "s"}'])
+def test_attempt_whose_plan_is_damaged_stays(node: Node, text: str) -> None:
+    """Its processes and its socket are not known."""
+    one = node.attempt("done_1/a1")
+    one.plan.write_text(text)
+    assert node.sweeping.sweep([str(one.root)]) == 0
+    assert one.work.exists()
+
+
+def test_attempt_of_another_version_is_removed_if_its_plan_can_be_read(node: Node) -> None:
+    one, later = node.attempt("done_1/a1"), node.attempt("done_2/a1")
+    plan = json.loads(one.plan.read_text())
+    # Version 0.1.0 wrote None for what was not there.
+    old = {name: plan[name] for name in plan if name != "extras"} | {"mpi": None, "horovod": None}
+    one.plan.write_text(json.dumps(old))
+    later.plan.write_text(json.dumps({**plan, "colour": "red", "version": 2}))
+    assert node.sweeping.sweep([str(one.root), str(later.root)]) == 1
+    assert not one.root.exists() and later.root.exists()
 
 
 def test_sockets_of_killed_hosts_are_removed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -55,6 +56,31 @@ def of_plan(plan: LaunchPlan, workspace: Path | str = "/nowhere/ws") -> AttemptO
     )
 
 
+def plan_on(on: AttemptOnNode, env: Mapping[str, str] = MappingProxyType({})) -> LaunchPlan:
+    """Return the plan of an attempt with one rank, which is never started."""
+    return LaunchPlan(
+        job=on.job,
+        attempt=on.attempt,
+        node=on.node,
+        node_count=on.node_count,
+        marker=on.marker,
+        root=on.root,
+        socket=on.socket,
+        kind="script",
+        argv=("train.py",),
+        python="/bin/python",
+        env=env,
+        ranks=(RankPlan(0, 0),),
+        injob_path="/nowhere",
+    )
+
+
+def write_plan(root: Path, env: Mapping[str, str] = MappingProxyType({}), **facts: Any) -> None:
+    """Write the plan of the attempt in `root`; for `facts` see `on_node`."""
+    plan = plan_on(on_node(root, **facts), env)
+    (root / "plan.json").write_text(json.dumps(plan.to_json()))
+
+
 def request_of(plan: LaunchPlan, workspace: Path | str, **facts: Any) -> LaunchRequest:
     """Return the request to launch a plan."""
     return LaunchRequest(on=of_plan(plan, workspace), plan=plan, **facts)
@@ -69,24 +95,9 @@ def data_request(
 ) -> LaunchRequest:
     """Return a request of which only the data matters; for `facts` see `on_node`."""
     on = on_node(root, **facts)
-    plan = LaunchPlan(
-        job=on.job,
-        attempt=on.attempt,
-        node=on.node,
-        node_count=on.node_count,
-        marker=on.marker,
-        root=on.root,
-        socket=on.socket,
-        kind="script",
-        argv=("train.py",),
-        python="/bin/python",
-        env={},
-        ranks=(RankPlan(0, 0),),
-        injob_path="/nowhere",
-    )
     return LaunchRequest(
         on=on,
-        plan=plan,
+        plan=plan_on(on),
         inputs={name: InputRequest.from_json(one) for name, one in inputs.items()},
         outputs={name: OutputRequest.from_json(one) for name, one in outputs.items()},
     )

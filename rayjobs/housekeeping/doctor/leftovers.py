@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
-from rayjobs.core.files import read_json
 from rayjobs.core.paths import TargetPaths, runtime_folder
 from rayjobs.core.safe_delete import OwnFolder
 from rayjobs.core.text import counted, size_text, verb
@@ -17,7 +16,7 @@ from rayjobs.environments.cache import KEY, Cache
 from rayjobs.housekeeping import scratch
 from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
 from rayjobs.injob import cgroups
-from rayjobs.injob.identity import Identity, is_alive
+from rayjobs.injob.identity import is_alive
 from rayjobs.target import local_head, wake_client
 from rayjobs.target.node_settings import node_root
 
@@ -128,18 +127,12 @@ def environments(context: DoctorContext) -> Iterator[Finding]:
 def processes(context: DoctorContext) -> Iterator[Finding]:
     """Processes of this home's attempts whose host is gone, so that no host will end them."""
     root = node_root(context.home)
-    hosted, ours = set(), {}
+    hosted, ours = set(), set()
     for _job, folder in scratch.attempt_folders(root):
-        for file in ("plan.json", "host.json"):
-            values = read_json(folder / file) or {}
-            marker = str(values.get("marker") or "")
-            if marker:
-                ours[marker] = folder
-            try:
-                if file == "host.json" and is_alive(Identity.from_json(values)):
-                    hosted.add(marker)
-            except (KeyError, TypeError, ValueError):
-                continue  # torn, or no host yet
+        host, plan = scratch.launched(folder)
+        ours |= {one.marker for one in (host, plan) if one is not None}
+        if host is not None and is_alive(host.identity):
+            hosted.add(host.marker)
     inside = os.fsencode(f"RAYJOBS_ATTEMPT_DIR={root}/")
     orphans: dict[str, list[int]] = {}
     for marker, pids in scratch.living_markers().items():

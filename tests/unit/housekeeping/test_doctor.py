@@ -38,6 +38,7 @@ from rayjobs.target import local_head, targets
 from rayjobs.target.record import TargetRecord, save_target
 from rayjobs.target.secrets import TargetSecrets
 from rayjobs.workspace.folder import keep_records_in
+from tests.support.attempts import write_plan
 from tests.unit.cli.conftest import Queue, Terminal
 
 HEAVY = ("ray", "torch", "pandas", "pyarrow", "rich", "sqlalchemy", "numpy", "alembic")
@@ -322,7 +323,7 @@ def test_a_process_without_its_host_is_found(context: DoctorContext) -> None:
     folder = context.home / "node" / "attempts" / "job_1_ab" / "a1"
     folder.mkdir(parents=True)
     marker = f"rj-doctor-{os.getpid()}"
-    (folder / "plan.json").write_text(json.dumps({"marker": marker}))
+    write_plan(folder, marker=marker)
     child = subprocess.Popen(["sleep", "600"], env={**os.environ, "RAYJOBS_MARKER": marker})
     try:
         while marker not in scratch.living_markers():  # until its exec, or the timeout of pytest

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.core import ids
 from rayjobs.core.clock import to_text
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.housekeeping import scratch
@@ -20,6 +21,7 @@ from rayjobs.injob.data_file import DataFile
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.snapshots import NodeSnapshots
+from tests.support.attempts import write_plan
 from tests.unit.housekeeping.conftest import DAY_S, Runs, age
 
 KEY = "ab" * 32
@@ -41,7 +43,7 @@ def attempt_of(node: Path, job_id: str, marker: str = "rj-none") -> Path:
     """Make an attempt's folder with a link out of it."""
     folder = node / "attempts" / job_id / "a1"
     (folder / "work").mkdir(parents=True)
-    (folder / "plan.json").write_text(json.dumps({"job": job_id, "marker": marker}))
+    write_plan(folder, job=job_id, marker=marker)
     (folder / "work" / "data").symlink_to("/")
     return folder
 
@@ -153,10 +155,16 @@ def test_unknown_attempts_stay_while_a_workspace_is_unreadable(
     assert plan(runs).items == []
 
 
-def test_an_attempt_with_a_living_process_stays(runs: Runs, node: Path) -> None:
+@pytest.mark.parametrize("plan_text", [None, "", "[]", '{"marker": ', '{"version": 2}'])
+def test_an_attempt_with_a_living_process_stays(
+    runs: Runs, node: Path, plan_text: str | None
+) -> None:
+    """Even if its plan is damaged or of a later version: the marker contains the attempt's name."""
     job = ended_long_ago(runs, runs.finished("old"))
-    marker = f"rj-{os.getpid()}-{time.monotonic_ns()}"
-    folder = attempt_of(node, job.id, marker)
+    marker = ids.marker(job.id, 1, 0)
+    folder = attempt_of(node, job.id, marker if plan_text is None else "rj-none")
+    if plan_text is not None:
+        (folder / "plan.json").write_text(plan_text)
     child = subprocess.Popen(["sleep", "600"], env={**os.environ, "RAYJOBS_MARKER": marker})
     try:
         deadline = time.monotonic() + 60

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from rayjobs.injob.plan import PlanError, expand, load, parse
+from rayjobs.injob.plan import LaunchPlan, PlanError, expand, load, parse
+from rayjobs.injob.record_files import UnusableFileError
+from tests.support.attempts import write_plan
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -93,3 +95,17 @@ def test_umask_is_parsed_like_chmod() -> None:
     assert parse(values()).umask == 0o022 and parse(values(umask=0o077)).umask == 0o077
     with pytest.raises(PlanError, match="umask is 512"):
         parse(values(umask=0o1000))
+
+
+def test_plan_of_an_attempt_is_read_from_its_folder(tmp_path: Path) -> None:
+    assert LaunchPlan.read(str(tmp_path)) is None
+    write_plan(tmp_path, {"A": "b"}, marker="m")
+    plan = LaunchPlan.read(str(tmp_path))
+    assert plan is not None and (plan.marker, plan.env) == ("m", {"A": "b"})
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(ValueError):
+        LaunchPlan.read(str(tmp_path))
+    (tmp_path / "plan.json").unlink()
+    (tmp_path / "plan.json").symlink_to("/dev/zero")
+    with pytest.raises(UnusableFileError):
+        LaunchPlan.read(str(tmp_path))
