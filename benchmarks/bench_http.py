@@ -31,10 +31,9 @@ import psutil
 from benchmarks.figures import Figure, median, table
 from benchmarks.head import own_folder, until
 from rayjobs.core.ids import token
-from rayjobs.remote import plain
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
-from rayjobs.workspace import users
+from rayjobs.workspace import plain, users
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 from rayjobs.workspace.shared import create_in
 from rayjobs.workspace.users import Role

@@ -35,6 +35,7 @@ def login(settings: Settings, address: str, oidc: bool) -> None:
     """
     from rayjobs.core.errors import UsageError
     from rayjobs.workspace import connection, logins, server_choice
+    from rayjobs.workspace.http_messages import CurrentUser
 
     parts = urlsplit(address)
     if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
@@ -57,9 +58,9 @@ def login(settings: Settings, address: str, oidc: bool) -> None:
         )
     chosen = logins.Login(address, token, ca_file)
     server = connection.Connection(chosen, first_patience_s=PATIENCE_S, note=settings.note)
-    facts = server.json("GET", "/v1/user")
+    user = server.ask("GET", "/v1/user", CurrentUser)
     logins.save_login(chosen)
-    settings.note(f"logged in at {chosen.address} as {facts['user']} ({facts['role']})")
+    settings.note(f"logged in at {chosen.address} as {user.user} ({user.role})")
 
 
 def _authority(address: str) -> str:
@@ -106,7 +107,10 @@ def whoami(settings: Settings) -> None:
     if server is None:
         facts = {"server": None, "user": user_name(), "role": None}
     else:
-        facts = {"server": server.address, **server.json("GET", "/v1/user")}
+        from rayjobs.workspace.http_messages import CurrentUser
+
+        user = server.ask("GET", "/v1/user", CurrentUser)
+        facts = {"server": server.address, **vars(user)}
     if settings.as_json:
         print_json(facts)
     elif server is None:

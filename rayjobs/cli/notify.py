@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.core.users import user_name
 
+PATH = "/v1/notifications"
 EPILOG = """\b
 Examples:
   rayjobs notify add ada@example.org
@@ -42,22 +41,23 @@ $RAYJOBS_SECRET_… stands for a secret of the target (`rayjobs target secret se
 def add(settings: Settings, receiver: str, everyone: bool) -> None:
     """Add a receiver that is notified when your jobs end."""
     from rayjobs.workspace import notifications
+    from rayjobs.workspace.http_messages import NewNotification, NotificationRow
 
     with settings.open(create=True) as workspace:
         if workspace.server is not None:
-            body = {"receiver": receiver, "everyone": everyone}
-            made = workspace.server.json("POST", "/v1/notifications", body=body, repeats=True)
+            body = NewNotification(receiver, everyone)
+            made = workspace.server.ask("POST", PATH, NotificationRow, body=body, repeats=True)
         else:
             name = user_name()
-            made = _row(
+            made = NotificationRow.of(
                 notifications.subscribe(
                     workspace.store, receiver, user=None if everyone else name, by=name
                 )
             )
     if settings.as_json:
-        print_json(made)
+        print_json(vars(made))
         return
-    click.echo(made["id"])
+    click.echo(made.id)
 
 
 @notify.command(
@@ -72,17 +72,18 @@ Examples:
 def ls(settings: Settings) -> None:
     """List the receivers."""
     from rayjobs.workspace import notifications
+    from rayjobs.workspace.http_messages import NotificationRow
 
     with settings.open() as workspace:
         if workspace.server is not None:
-            rows = workspace.server.json("GET", "/v1/notifications")
+            rows = workspace.server.ask("GET", PATH, list[NotificationRow])
         else:
-            rows = [_row(one) for one in notifications.subscriptions(workspace.store)]
+            rows = [NotificationRow.of(one) for one in notifications.subscriptions(workspace.store)]
     if settings.as_json:
-        print_json(rows)
+        print_json([vars(one) for one in rows])
         return
     for one in rows:
-        click.echo(f"{one['id']}  {one['user'] or 'everyone':<20}  {one['receiver']}")
+        click.echo(f"{one.id}  {one.user or 'everyone':<20}  {one.receiver}")
 
 
 @notify.command(
@@ -100,7 +101,7 @@ def rm(settings: Settings, name: str) -> None:
 
     with settings.open() as workspace:
         if workspace.server is not None:
-            workspace.server.json("DELETE", f"/v1/notifications/{name}")
+            workspace.server.ask("DELETE", f"{PATH}/{name}", bool)
         else:
             notifications.unsubscribe(workspace.store, name)
     settings.note(f"removed {name}")
@@ -129,7 +130,3 @@ def mail(settings: Settings, server: str, sender: str | None) -> None:
     with settings.open(create=True) as workspace:
         made = None if server == "none" else notifications.mailer_of(server, sender)
         notifications.set_mailer(workspace.store, made)
-
-
-def _row(one: Any) -> dict[str, Any]:
-    return {"id": one.id, "user": one.user, "receiver": one.receiver, "by": one.by}

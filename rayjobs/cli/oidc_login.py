@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 from rayjobs.core.errors import UnreachableError, UsageError
 from rayjobs.workspace.connection import Connection
+from rayjobs.workspace.http_messages import LoginAnswer, LoginProvider, LoginRequest
 from rayjobs.workspace.logins import Login
 
 GRANT = "urn:ietf:params:oauth:grant-type:device_code"
@@ -35,33 +36,33 @@ def token_of(login: Login, note: Callable[[str], None], *, first_patience_s: flo
     """
     connection = Connection(login, first_patience_s=first_patience_s, note=note)
     with contextlib.closing(connection) as server:
-        facts = server.json("GET", "/v1/login")
-        begin = facts["device_authorization_endpoint"]
+        provider = server.ask("GET", "/v1/login", LoginProvider)
+        begin = provider.device_authorization_endpoint
         if not begin:
-            raise UsageError(f"{facts['issuer']} has no device flow: ask for a token instead")
-        begun = _ask(begin, {"client_id": facts["client_id"], "scope": facts["scope"]})
+            raise UsageError(f"{provider.issuer} has no device flow: ask for a token instead")
+        begun = _ask(begin, {"client_id": provider.client_id, "scope": provider.scope})
         where = begun.get("verification_uri_complete") or begun["verification_uri"]
         note(f"open {where} and enter {begun['user_code']}")
-        id_token = _await(facts, begun)
-        made = server.json("POST", "/v1/login", body={"id_token": id_token})
-    return str(made["token"])
+        id_token = _await(provider, begun)
+        made = server.ask("POST", "/v1/login", LoginAnswer, body=LoginRequest(id_token))
+    return made.token
 
 
-def _await(facts: dict[str, Any], begun: dict[str, Any]) -> str:
+def _await(provider: LoginProvider, begun: dict[str, Any]) -> str:
     pause_s = float(begun.get("interval", PAUSE_S))
     end_s = time.monotonic() + min(LONGEST_S, float(begun.get("expires_in", LONGEST_S)))
     values = {
         "grant_type": GRANT,
         "device_code": begun["device_code"],
-        "client_id": facts["client_id"],
+        "client_id": provider.client_id,
     }
     while time.monotonic() < end_s:
         time.sleep(pause_s)
-        answer = _ask(facts["token_endpoint"], values)
+        answer = _ask(provider.token_endpoint, values)
         problem = answer.get("error")
         if problem is None:
             if "id_token" not in answer:
-                raise UsageError(f"{facts['issuer']} returned no ID token")
+                raise UsageError(f"{provider.issuer} returned no ID token")
             return str(answer["id_token"])
         if problem == "slow_down":
             pause_s += PAUSE_S

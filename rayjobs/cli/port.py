@@ -80,10 +80,12 @@ def port(settings: Settings, job: str, ports: str, rank: int) -> None:
 
 def _check_may_reach(server: Connection, job: Job) -> None:
     """Refuse immediately what the server would refuse for each connection."""
-    me = server.json("GET", "/v1/user")
-    if me["role"] == "viewer":
-        raise UsageError(f"{me['user']} has the role viewer; this needs the role submitter")
-    if me["role"] != "admin" and job.user != me["user"]:
+    from rayjobs.workspace.http_messages import CurrentUser
+
+    me = server.ask("GET", "/v1/user", CurrentUser)
+    if me.role == "viewer":
+        raise UsageError(f"{me.user} has the role viewer; this needs the role submitter")
+    if me.role != "admin" and job.user != me.user:
         raise UsageError(f"job {job.id} is {job.user}'s: only an admin may reach jobs of others")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,10 +12,6 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.params import Since
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.core.users import user_name
-
-if TYPE_CHECKING:
-    from rayjobs.workspace.users import Token
-
 
 EPILOG = """\b
 Examples:
@@ -66,6 +62,7 @@ def user() -> None:
 def add(settings: Settings, name: str, role: str, days: float) -> None:
     """Create a token for a user, and print it. It is shown only once."""
     from rayjobs.workspace import server_choice, users
+    from rayjobs.workspace.http_messages import NewTokenRow
 
     server_choice.refuse("`rayjobs user`")
     with settings.open(create=True) as workspace:
@@ -73,7 +70,7 @@ def add(settings: Settings, name: str, role: str, days: float) -> None:
             workspace.store, name, users.role_of(role), by=user_name(), days=days
         )
     if settings.as_json:
-        print_json({**_row(made), "secret": text})
+        print_json(vars(NewTokenRow.with_secret(made, text)))
         return
     click.echo(text)
     settings.note(
@@ -91,6 +88,7 @@ def add(settings: Settings, name: str, role: str, days: float) -> None:
 def ls(settings: Settings, audit: bool, since: float | None) -> None:
     """List users and their tokens."""
     from rayjobs.workspace import server_choice, users
+    from rayjobs.workspace.http_messages import TokenRow
 
     server_choice.refuse("`rayjobs user`")
     with settings.open() as workspace:
@@ -106,7 +104,7 @@ def ls(settings: Settings, audit: bool, since: float | None) -> None:
             return
         found = users.all_tokens(workspace.store)
     if settings.as_json:
-        print_json([_row(one) for one in found])
+        print_json([vars(TokenRow.of(one)) for one in found])
         return
     for token in found:
         date = f"{token.expires_at:%Y-%m-%d}"
@@ -157,15 +155,3 @@ def _object(change: Mapping[str, Any]) -> str:
     status = change.get("status", 200)
     found = str(change.get("object") or change.get("user", ""))
     return found if status == 200 else f"{found}  ({status})".strip()
-
-
-def _row(one: Token) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "user": one.user,
-        "role": one.role.name.lower(),
-        "created_at": one.created_at,
-        "created_by": one.created_by,
-        "expires_at": one.expires_at,
-        "revoked_at": one.revoked_at,
-    }

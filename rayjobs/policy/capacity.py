@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from rayjobs.core.errors import Problem
 from rayjobs.core.text import GIB, counted, size_text
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.policy.node_types import NodeType, NodeTypes
+from rayjobs.policy.node_types import NodeTypes
 from rayjobs.spec.model import JobSpec
 
 # Ray counts in ten-thousandths and refuses an empty bundle.
@@ -55,25 +55,6 @@ class Capacity:
     max_nodes: int
     shares_machine: bool = False
     types: NodeTypes | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the capacity as JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Capacity:
-        """Return the capacity that `to_json` wrote."""
-        types = values["types"]
-        if types is not None:
-            types = NodeTypes(
-                tuple(NodeType(**one) for one in types["types"]), int(types["max_nodes"])
-            )
-        return cls(
-            nodes=tuple(NodeShape(**one) for one in values["nodes"]),
-            max_nodes=int(values["max_nodes"]),
-            shares_machine=bool(values["shares_machine"]),
-            types=types,
-        )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import TYPE_CHECKING, TypeVar
 
 from rayjobs.core.ids import token
 from rayjobs.datastore.backends.base import CountBytes, Folder, StoredFile, ignore_bytes
@@ -17,7 +18,18 @@ from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.errors import DataChanged, DataNotFound, DatastoreUnavailable
 from rayjobs.datastore.refs import clean_path
 from rayjobs.workspace.connection import Connection, upload
+from rayjobs.workspace.http_messages import (
+    DatastoreFile,
+    ListedFile,
+    ListedFolder,
+    PutFileRequest,
+    StreamEnd,
+)
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
 PIECE_BYTES = 4 << 20
 
 
@@ -65,29 +77,28 @@ class ServedBackend:
     def stat(self, path: str) -> StoredFile | None:
         """See `Backend`."""
         clean = clean_path(path)
-        found = self._json("stat", clean) if clean else None
-        return None if found is None else StoredFile(**found)
+        found = self._ask("stat", clean, DatastoreFile | None) if clean else None
+        return None if found is None else _stored(found)
 
     def walk(self, path: str) -> Iterator[StoredFile]:
         """See `Backend`."""
         query = {"path": clean_path(path)}
         try:
             with self._pool.one() as server:
-                for line in server.lines(f"{self._top}/walk", query=query):
-                    if line.get("is_end"):
+                for file in server.lines(f"{self._top}/walk", DatastoreFile, query=query):
+                    if isinstance(file, StreamEnd):
                         return
-                    yield StoredFile(**line)
+                    yield _stored(file)
         except (OSError, http.client.HTTPException) as error:
             raise DatastoreUnavailable(self._broken_off(str(error))) from error
         raise DatastoreUnavailable(self._broken_off("the server ended it"))
 
     def children(self, path: str) -> list[StoredFile | Folder]:
         """See `Backend`."""
-        found: list[StoredFile | Folder] = []
-        for one in self._json("children", clean_path(path)):
-            is_folder = one.pop("is_folder")
-            found.append(Folder(one["path"]) if is_folder else StoredFile(**one))
-        return found
+        return [
+            _stored(one) if isinstance(one, ListedFile) else Folder(one.path)
+            for one in self._ask("children", clean_path(path), list[ListedFile | ListedFolder])
+        ]
 
     def fetch(self, file: StoredFile, to: Path, count: CountBytes = ignore_bytes) -> str:
         """See `Backend`. A piece whose answer was lost is requested again."""
@@ -154,23 +165,28 @@ class ServedBackend:
                 raise DataNotFound(f"{source} does not exist.") from error
             except OSError as error:
                 raise DatastoreUnavailable(f"{source} cannot be sent: {error}") from error
-            body = {"upload": name, "path": clean_path(path), "size": size}
-            stored = server.json("POST", f"{self._top}/files", body=body, repeats=True)
-        return StoredFile(**stored)
+            body = PutFileRequest(upload=name, path=clean_path(path), size=size)
+            path = f"{self._top}/files"
+            return _stored(server.ask("POST", path, DatastoreFile, body=body, repeats=True))
 
     def remove(self, path: str) -> None:
         """See `Backend`."""
         with self._pool.one() as server:
-            server.json("DELETE", f"{self._top}/files", query={"path": clean_path(path)})
+            query = {"path": clean_path(path)}
+            server.ask("DELETE", f"{self._top}/files", NoneType, query=query)
 
     def check(self) -> None:
         """See `Backend`."""
         with self._pool.one() as server:
-            server.json("GET", f"{self._top}/check")
+            server.ask("GET", f"{self._top}/check", NoneType)
 
     def _broken_off(self, why: str) -> str:
         return f"the list of {self.where} broke off ({why}); repeat the command."
 
-    def _json(self, what: str, path: str) -> Any:
+    def _ask(self, what: str, path: str, kind: TypeForm[T]) -> T:
         with self._pool.one() as server:
-            return server.json("GET", f"{self._top}/{what}", query={"path": path})
+            return server.ask("GET", f"{self._top}/{what}", kind, query={"path": path})
+
+
+def _stored(file: DatastoreFile) -> StoredFile:
+    return StoredFile(path=file.path, size=file.size, etag=file.etag, digest=file.digest)

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Self
+from typing import BinaryIO, Self
 from urllib.parse import SplitResult, urlsplit
 
 from rayjobs.workspace.connection import Connection, connected
+from rayjobs.workspace.http_messages import Part, Parts, PartsRequest
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +40,22 @@ class Bucket:
         path = f"/v1/uploads/{name}/parts"
         with Requests(self._server.ca_file) as requests:
             while self._is_used:
-                answer = self._server.json("POST", path, body={"size": size}, repeats=True)
+                body = PartsRequest(size)
+                answer = self._server.ask("POST", path, Parts | None, body=body, repeats=True)
                 if answer is None:
                     self._is_used = False
                     break
-                if not answer["missing"]:
+                if not answer.missing:
                     return True
 
-                def put(part: dict[str, Any], part_bytes: int = answer["part_bytes"]) -> None:
-                    start = (part["number"] - 1) * part_bytes
+                def put(part: Part, part_bytes: int = answer.part_bytes) -> None:
+                    start = (part.number - 1) * part_bytes
                     data = os.pread(stream.fileno(), part_bytes, start)
-                    requests.send("PUT", part["url"], data, {})
+                    requests.send("PUT", part.url, data, {})
 
                 try:
                     with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
-                        sent = [pool.submit(put, part) for part in answer["missing"]]
+                        sent = [pool.submit(put, part) for part in answer.missing]
                         try:
                             for one in sent:
                                 one.result()
@@ -70,7 +72,9 @@ class Bucket:
 
         The function returns no bytes if the server must send them. It does not verify them.
         """
-        found = self._server.json("GET", f"/v1/blob-addresses/{key}") if self._is_used else None
+        found: str | None = None
+        if self._is_used:
+            found = self._server.ask("GET", f"/v1/blob-addresses/{key}", str | None)
         self._is_used, address = found is not None, str(found)
 
         def read(start: int, end: int) -> bytes:

@@ -43,16 +43,15 @@ def follow(workspace: OpenWorkspace, job_id: str) -> Iterator[Event]:
 
 def _follow_through(server: Connection, job_id: str) -> Iterator[Event]:
     """Yield events from a server's stream; after a lost connection, resume where it stopped."""
-    from rayjobs.remote import plain
+    from rayjobs.workspace.http_messages import NewEvent, StreamPosition
 
-    decode = plain.decoder(Event)
     after = 0
 
     def begin() -> dict[str, str]:
         return {"after": str(after)}
 
-    for record in server.stream(f"/v1/jobs/{job_id}/event-stream", begin):
-        if "event" in record:
-            event: Event = decode(record["event"])
-            after = event.serial
-            yield event
+    path = f"/v1/jobs/{job_id}/event-stream"
+    for record in server.stream(path, NewEvent | StreamPosition, begin):
+        if isinstance(record, NewEvent):
+            after = record.event.serial
+            yield record.event

@@ -11,12 +11,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import make_dataclass
 from functools import cache
 from typing import Any, cast, get_origin
 
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.remote import plain
 from rayjobs.store.base import Store
+from rayjobs.workspace import plain
 from rayjobs.workspace.users import Role
 
 RECORDS = ("new", "draft")
@@ -227,6 +228,16 @@ def method_of(method: str) -> Callable[..., Any]:
 def hints_of(method: str) -> dict[str, Any]:
     """Return the types of a method's arguments and of its result."""
     return plain.hints_of(method_of(method))
+
+
+@cache
+def answer_of(operation: Operation) -> Any:
+    """Return the type of an operation's answer: its method's result, or a page of it."""
+    result = hints_of(operation.method)["return"]
+    if not operation.is_paged:
+        return result
+    fields = [("items", result), ("next", str | None)]
+    return make_dataclass("Page", fields, repr=False, eq=False)
 
 
 @cache

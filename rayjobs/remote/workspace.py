@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,15 +16,17 @@ from rayjobs.core.errors import NotFoundError, RayjobsError, StoreError, UsageEr
 from rayjobs.core.ids import job_id, token
 from rayjobs.datastore.backends import reach_through
 from rayjobs.datastore.catalogue import Catalogue
-from rayjobs.remote import operations, plain
+from rayjobs.remote import operations
 from rayjobs.remote.datastores import Pool, ServedBackend
 from rayjobs.remote.direct import Bucket
 from rayjobs.store.base import Store
 from rayjobs.store.forwarding import Forwarded
+from rayjobs.workspace import plain
 from rayjobs.workspace.blobs import Blob, blob_key, check_digest, open_source
 from rayjobs.workspace.connection import Connection, upload
 from rayjobs.workspace.fetched_blobs import FetchedBlobs
 from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.http_messages import CurrentUser, KeepRequest
 
 UPLOAD_BYTES = 4 << 20  # a smaller file is one request
 UPLOAD_TRIES = 3
@@ -39,14 +40,14 @@ def open_server(server: Connection) -> OpenWorkspace:
         UnreachableError: the server cannot be reached, or refuses the token.
     """
     facts = server.workspace()
-    here = paths.home() / "servers" / facts["id"]
+    here = paths.home() / "servers" / facts.id
     here.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = HttpStore(server)
     reach_through(partial(ServedBackend, store.pool))
     return OpenWorkspace(
-        path=Path(facts["path"]),
-        id=facts["id"],
-        name=facts["name"],
+        path=Path(facts.path),
+        id=facts.id,
+        name=facts.name,
         store=cast(Store, store),
         blobs=HttpBlobs(server),
         client_folder=here,
@@ -84,7 +85,7 @@ class HttpStore(Forwarded):
         found = _call(self._server, operations.BY_METHOD["run_writers"], (), {})
         if not found:
             return []
-        user = self._server.json("GET", "/v1/user")["user"]
+        user = self._server.ask("GET", "/v1/user", CurrentUser).user
         of_job = operations.BY_METHOD["job"]
         return [
             (run, writer)
@@ -149,21 +150,23 @@ def _call(
             if value is not None
         }
 
+    kind = operations.answer_of(operation)
+
     def ask(more: dict[str, Any]) -> Any:
         given: dict[str, Any] = {"body" if operation.in_body else "query": sent | more}
-        return server.json(operation.verb, path, repeats=operation.repeats, **given)
+        found = server.json(operation.verb, path, repeats=operation.repeats, **given)
+        return server.read_answer(kind, found, f"{operation.verb} {path}")
 
-    decode = plain.decoder(hints["return"])
     if not operation.is_paged:
-        return decode(ask({}))
+        return ask({})
     found: list[Any] = []
     cursor: dict[str, Any] = {}
     while True:
-        answer = ask(cursor)
-        found += decode(answer["items"])
-        if answer["next"] is None:
+        page = ask(cursor)
+        found += page.items
+        if page.next is None:
             return found
-        cursor = {"cursor": answer["next"]}
+        cursor = {"cursor": page.next}
 
 
 class HttpBlobs(FetchedBlobs):
@@ -219,7 +222,7 @@ class HttpBlobs(FetchedBlobs):
                     is_direct = self._bucket.send(stream, size, name)
                     if not is_direct:
                         upload(self._server, stream, size, name=name, chunk=UPLOAD_BYTES)
-                    body = {"key": key, "digest": found, "size": size, "direct": is_direct}
+                    body = KeepRequest(size=size, key=key, digest=found, direct=is_direct)
                     try:
                         return self._keep(name, body)
                     except NotFoundError:  # a prune removed the pieces of a paused upload
@@ -229,23 +232,17 @@ class HttpBlobs(FetchedBlobs):
             raise StoreError(f"{path} cannot be sent: {error}") from error
         raise AssertionError("not reached")
 
-    def _keep(self, name: str, body: dict[str, Any]) -> Blob:
+    def _keep(self, name: str, body: KeepRequest) -> Blob:
+        path = f"/v1/uploads/{name}/keep"
         while True:
-            kept = self._server.json("POST", f"/v1/uploads/{name}/keep", body=body, repeats=True)
+            kept = self._server.ask("POST", path, Blob | None, body=body, repeats=True)
             if kept is not None:  # None: the server is still reading the bytes
-                return cast(Blob, plain.decoder(Blob)(kept))
+                return kept
 
     def _send_at_once(self, data: bytes, key: str | None, digest: str | None) -> Blob:
-        query = {"key": key, "digest": digest}
-        kept = self._server.whole(
-            "POST",
-            "/v1/blobs",
-            query={name: value for name, value in query.items() if value is not None},
-            data=data,
-            headers={"Content-Type": "application/octet-stream"},
-            repeats=True,
-        )
-        return cast(Blob, plain.decoder(Blob)(json.loads(kept)))
+        named = {"key": key, "digest": digest}
+        query = {name: value for name, value in named.items() if value is not None}
+        return self._server.ask("POST", "/v1/blobs", Blob, query=query, body=data, repeats=True)
 
     def _pieces(self, key: str) -> Iterator[bytes]:
         size, offset = self.size(key), 0
@@ -302,11 +299,10 @@ class HttpBlobs(FetchedBlobs):
 
     def _used(self, key: str) -> int | None:
         """Return the size of a blob that is about to be referenced; None: it does not exist."""
-        found = self._server.json("POST", f"/v1/blob-uses/{key}", repeats=True)
-        return cast("int | None", found)
+        return self._server.ask("POST", f"/v1/blob-uses/{key}", int | None, repeats=True)
 
     def _facts(self, key: str) -> int | None:
-        return cast("int | None", self._server.json("GET", f"/v1/blob-sizes/{key}"))
+        return self._server.ask("GET", f"/v1/blob-sizes/{key}", int | None)
 
     def delete(self, key: str) -> bool:
         """Refuse: the server's own `rayjobs prune` deletes."""

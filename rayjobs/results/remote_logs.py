@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from rayjobs.core.text import size_text
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.results.log_times import RankTimes
 from rayjobs.workspace.connection import AGAIN_S, AWAY_S, Connection
+from rayjobs.workspace.http_messages import LogPiece, LogTimes
 
 ATTEMPT_HEADER = "X-Rayjobs-Attempt"
 CHUNK_BYTES = 1 << 20
@@ -36,7 +36,7 @@ class RemoteLogs:
 
     def names(self) -> list[str]:
         """Return the names of a job's logs."""
-        return [str(one) for one in self._server.json("GET", f"/v1/jobs/{self._job}/logs")]
+        return self._server.ask("GET", f"/v1/jobs/{self._job}/logs", list[str])
 
     def chunks(self, name: str | None) -> Iterator[bytes]:
         """Yield a log in parts; without a name, the driver log of rank 0.
@@ -72,12 +72,11 @@ class RemoteLogs:
     def times(self, rank: int, number: int | None) -> RankTimes:
         """Return the line times of a rank's log."""
         query = {"rank": str(rank)} | ({} if number is None else {"attempt": str(number)})
-        found = self._server.json("GET", f"/v1/jobs/{self._job}/log-times", query=query)
-        notes = [(float(at), int(size)) for at, size in found["notes"]]
-        if found["is_live"]:
-            return RankTimes(notes, time.time)
-        end = found["after"]
-        return RankTimes(notes, None if end is None else lambda: float(end))
+        found = self._server.ask("GET", f"/v1/jobs/{self._job}/log-times", LogTimes, query=query)
+        if found.is_live:
+            return RankTimes(found.notes, time.time)
+        end = found.after
+        return RankTimes(found.notes, None if end is None else lambda: end)
 
     def follow(self, rank: int, stop: Callable[[], bool]) -> Iterator[Piece]:
         """Yield a rank's output until the job has ended.
@@ -94,12 +93,12 @@ class RemoteLogs:
             return
         # Other requests continue meanwhile.
         with closing(self._server.copy(answer_s=SILENT_S)) as own:
-            for record in own.stream(f"/v1/jobs/{self._job}/log-stream", begin):
+            for record in own.stream(f"/v1/jobs/{self._job}/log-stream", LogPiece, begin):
                 data = b""
-                if record:
-                    data = base64.b64decode(record["data"])
-                    if record["attempt"] != attempt:
-                        attempt, offset = int(record["attempt"]), 0
+                if record is not None:
+                    data = record.data
+                    if record.attempt != attempt:
+                        attempt, offset = record.attempt, 0
                     offset += len(data)
                 yield Piece(attempt, data)
                 if stop():

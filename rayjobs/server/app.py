@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -31,7 +31,7 @@ from rayjobs.injob.uploads import clean_name
 from rayjobs.jobs.records import ModelDraft
 from rayjobs.jobs.writers import Writer
 from rayjobs.models.uploaded import UPLOADED
-from rayjobs.remote import operations, plain
+from rayjobs.remote import operations
 from rayjobs.remote.operations import OPERATIONS, Operation
 from rayjobs.server import (
     datastores,
@@ -55,14 +55,17 @@ from rayjobs.server.known_targets import KnownTargets
 from rayjobs.server.lines import USER, Lines
 from rayjobs.server.objects import object_of
 from rayjobs.server.pages import page_of
+from rayjobs.server.routes import HandlerRoute, Routes
 from rayjobs.server.routing import in_order
 from rayjobs.server.workers import in_thread, with_token
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import DRIVER, NewJob, NewRun
 from rayjobs.submit import submitting
 from rayjobs.submit.project import LOCAL, TARGET_VARIABLE, stored_choice
+from rayjobs.workspace import plain
 from rayjobs.workspace.blobs import check_key
 from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.http_messages import CurrentUser, WorkspaceFacts
 from rayjobs.workspace.users import Role
 
 if TYPE_CHECKING:
@@ -95,9 +98,9 @@ def make_app(
     audit = Audit(workspace.store, lines)
     gate = _Gate(guard, requests, audit, lines)
     known = KnownTargets(workspace)
-    extra: list[tuple[str, str, Role, Handler]] = [
-        ("GET", "/v1/workspace", Role.VIEWER, _about(workspace)),
-        ("GET", "/v1/user", Role.VIEWER, _whoami),
+    by_hand: Routes = [
+        HandlerRoute("GET", "/v1/workspace", Role.VIEWER, _about(workspace), WorkspaceFacts),
+        HandlerRoute("GET", "/v1/user", Role.VIEWER, _whoami, CurrentUser),
         metrics.route(workspace, requests),
         *jobs.routes(workspace),
         *events.routes(workspace),
@@ -108,8 +111,10 @@ def make_app(
         *datastores.routes(workspace),
     ]
     routes = [
-        gate.route(verb, path, role, handler, may_repeat=_may_repeat(verb, path))
-        for verb, path, role, handler in extra
+        gate.route(
+            one.verb, one.path, one.role, one.respond, may_repeat=_may_repeat(one.verb, one.path)
+        )
+        for one in by_hand
     ]
     routes += [
         gate.route(
@@ -121,7 +126,7 @@ def make_app(
         )
         for one in OPERATIONS
     ]
-    document = openapi.document([(verb, path, role) for verb, path, role, _ in extra])
+    document = openapi.document(by_hand)
 
     async def healthy(_request: Request) -> Response:
         return JSONResponse({"ok": True})
@@ -267,30 +272,26 @@ def _refused(error: Exception, lines: Lines, *, may_repeat: bool) -> Response:
     return JSONResponse(body, status_code=status, headers=headers)
 
 
-def _about(workspace: OpenWorkspace) -> Handler:
-    async def about(_request: Request, _caller: Caller) -> Response:
+def _about(workspace: OpenWorkspace) -> Callable[[Request, Caller], Awaitable[WorkspaceFacts]]:
+    async def about(_request: Request, _caller: Caller) -> WorkspaceFacts:
         target = os.environ.get(TARGET_VARIABLE) or await in_thread(stored_choice) or LOCAL
-        return JSONResponse(
-            {
-                "id": workspace.id,
-                "name": workspace.name,
-                "path": str(workspace.path),
-                "default_target": target,
-            }
+        return WorkspaceFacts(
+            id=workspace.id,
+            name=workspace.name,
+            path=str(workspace.path),
+            default_target=target,
         )
 
     return about
 
 
-async def _whoami(_request: Request, caller: Caller) -> Response:
+async def _whoami(_request: Request, caller: Caller) -> CurrentUser:
     token = caller.token
-    return JSONResponse(
-        {
-            "user": token.user,
-            "role": token.role.name.lower(),
-            "token": token.id,
-            "expires_at": token.expires_at.isoformat(),
-        }
+    return CurrentUser(
+        user=token.user,
+        role=token.role.name.lower(),
+        token=token.id,
+        expires_at=token.expires_at.isoformat(),
     )
 
 
@@ -301,7 +302,8 @@ def _operation(workspace: OpenWorkspace, one: Operation, known: KnownTargets) ->
     if one.method == "put_schedule":
         method = partial(schedules.put, workspace)
     signature = operations.signature_of(one.method)
-    encode = plain.encoder(operations.hints_of(one.method)["return"])
+    kind = operations.answer_of(one)
+    encode = plain.encoder(kind)
 
     most = MOST_BODY if one.role > Role.VIEWER else MOST_QUESTION
     read = _reader(one)
@@ -337,8 +339,8 @@ def _operation(workspace: OpenWorkspace, one: Operation, known: KnownTargets) ->
                     request.state.object = object_of(one, given, made)
                 answer = encode(made)
             else:
-                items, following = page_of(one, partial(method, **given), given, size, cursor)
-                answer = {"items": encode(items), "next": following}
+                page = page_of(one, partial(method, **given), given, size, cursor)
+                answer = encode(kind(*page))
             return hiding.text_for(answer, caller).encode()
 
         started_s = time.perf_counter()

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 
 from rayjobs.server.access import Refusal
+from rayjobs.workspace import plain
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
 
 MOST_BODY = 8 << 20  # files are sent as uploads
 MOST_QUESTION = 1 << 20  # of requests that change nothing
@@ -16,13 +22,19 @@ MOST_SMALL = 256 << 10  # of routes with a few values; read without a thread
 BODY_S = 120.0
 
 
-async def body_of(request: Request) -> dict[str, Any]:
-    """Return a request's JSON object with a few values.
+async def body_of(request: Request, kind: TypeForm[T]) -> T:
+    """Return a request's body, a record or message with a few values.
 
     Raises:
-        Refusal: it is too large, too slow, or not an object.
+        Refusal: it is too large, too slow, or not of this kind.
     """
-    return object_in(await bytes_of(request, MOST_SMALL, "this request"))
+    values = object_in(await bytes_of(request, MOST_SMALL, "this request"))
+    try:
+        return plain.read(kind, values)
+    except plain.PlainFormError as error:
+        raise Refusal(
+            400, f"the body cannot be read ({error}); GET /v1/openapi.json describes it"
+        ) from None
 
 
 def object_in(data: bytes) -> dict[str, Any]:

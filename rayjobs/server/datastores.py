@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
+from types import NoneType
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response
 
 from rayjobs.core.errors import StoreError
 from rayjobs.datastore.backends import Backend, Folder, StoredFile, open_directly
 from rayjobs.datastore.refs import clean_path
-from rayjobs.server.access import Caller, Handler, Refusal
+from rayjobs.server.access import Caller, Refusal
 from rayjobs.server.bodies import body_of
+from rayjobs.server.routes import BYTES, LINES, HandlerRoute, Routes, line, stream_of
 from rayjobs.server.uploads import Pieces, on_disk, upload_of
 from rayjobs.server.workers import with_files
 from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.http_messages import (
+    DatastoreFile,
+    ListedFile,
+    ListedFolder,
+    PutFileRequest,
+    StreamEnd,
+)
 from rayjobs.workspace.users import Role
 
 MOST_PIECE = 8 << 20
+_Listed = ListedFile | ListedFolder
+_Walked = DatastoreFile | StreamEnd
 
 
-def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
+def routes(workspace: OpenWorkspace) -> Routes:
     """Return the routes."""
     files = _Files(workspace)
     viewer, submitter = Role.VIEWER, Role.SUBMITTER
     top = "/v1/datastores/{name}"
     return [
-        ("GET", f"{top}/check", viewer, files.check),
-        ("GET", f"{top}/stat", viewer, files.stat),
-        ("GET", f"{top}/children", viewer, files.children),
-        ("GET", f"{top}/walk", viewer, files.walk),
-        ("GET", f"{top}/content", viewer, files.content),
-        ("POST", f"{top}/files", submitter, files.put),
-        ("DELETE", f"{top}/files", submitter, files.remove),
+        HandlerRoute("GET", f"{top}/check", viewer, files.check, NoneType),
+        HandlerRoute("GET", f"{top}/stat", viewer, files.stat, DatastoreFile | None),
+        HandlerRoute("GET", f"{top}/children", viewer, files.children, list[_Listed]),
+        HandlerRoute("GET", f"{top}/walk", viewer, files.walk, _Walked, LINES),
+        HandlerRoute("GET", f"{top}/content", viewer, files.content, bytes, BYTES),
+        HandlerRoute(
+            "POST", f"{top}/files", submitter, files.put, DatastoreFile, body=PutFileRequest
+        ),
+        HandlerRoute("DELETE", f"{top}/files", submitter, files.remove, NoneType),
     ]
 
 
@@ -50,22 +61,21 @@ class _Files:
     def _backend(self, request: Request) -> Backend:
         return open_directly(self._workspace.catalogue.datastore(request.path_params["name"]))
 
-    async def check(self, request: Request, _caller: Caller) -> Response:
+    async def check(self, request: Request, _caller: Caller) -> None:
         """Check that the storage responds."""
         await with_files(lambda: self._backend(request).check())
-        return JSONResponse(None)
 
-    async def stat(self, request: Request, _caller: Caller) -> Response:
+    async def stat(self, request: Request, _caller: Caller) -> DatastoreFile | None:
         """Return one file; null if there is none."""
         path = clean_path(request.query_params.get("path"))
         found = await with_files(lambda: self._backend(request).stat(path))
-        return JSONResponse(None if found is None else asdict(found))
+        return None if found is None else DatastoreFile.of(found)
 
-    async def children(self, request: Request, _caller: Caller) -> Response:
+    async def children(self, request: Request, _caller: Caller) -> list[_Listed]:
         """Return the direct contents of a folder."""
         path = clean_path(request.query_params.get("path"))
         found = await with_files(lambda: self._backend(request).children(path))
-        return JSONResponse([_shown(one) for one in found])
+        return [_listed(one) for one in found]
 
     async def walk(self, request: Request, _caller: Caller) -> Response:
         """Stream all files below a folder as JSON lines; the last line marks the end."""
@@ -79,10 +89,10 @@ class _Files:
 
         def lines() -> Iterator[bytes]:
             for one in chain(first, files):
-                yield json.dumps(asdict(one)).encode() + b"\n"
-            yield b'{"is_end": true}\n'
+                yield line(_Walked, DatastoreFile.of(one))
+            yield line(_Walked, StreamEnd(is_end=True))
 
-        return StreamingResponse(lines(), media_type="application/x-ndjson")
+        return stream_of(lines())
 
     async def content(self, request: Request, _caller: Caller) -> Response:
         """Return a piece of a previously listed file."""
@@ -95,31 +105,28 @@ class _Files:
             return _piece(self._backend(request), file, start)
 
         data = await with_files(read)
-        return Response(data, media_type="application/octet-stream")
+        return Response(data, media_type=BYTES)
 
-    async def put(self, request: Request, caller: Caller) -> Response:
+    async def put(self, request: Request, caller: Caller) -> DatastoreFile:
         """Store an upload as a file."""
-        values = await body_of(request)
-        name, path, size = values.get("upload"), values.get("path"), values.get("size")
-        if not isinstance(name, str) or not isinstance(path, str) or not isinstance(size, int):
-            raise Refusal(400, "give upload, path and size")
-        if not clean_path(path):
+        asked = await body_of(request, PutFileRequest)
+        path = clean_path(asked.path)
+        if not path:
             raise Refusal(400, "give the path of a file")
-        request.state.object = clean_path(path)
-        upload = upload_of(self._workspace, name, caller)
+        request.state.object = path
+        upload = upload_of(self._workspace, asked.upload, caller)
         stored = await with_files(
-            on_disk, lambda: _stored(self._backend(request), upload, clean_path(path), size)
+            on_disk, lambda: _stored(self._backend(request), upload, path, asked.size)
         )
-        return JSONResponse(asdict(stored))
+        return DatastoreFile.of(stored)
 
-    async def remove(self, request: Request, _caller: Caller) -> Response:
+    async def remove(self, request: Request, _caller: Caller) -> None:
         """Remove a file, if it exists."""
         path = clean_path(request.query_params.get("path"))
         if not path:
             raise Refusal(400, "give the path of a file")
         request.state.object = path
         await with_files(lambda: self._backend(request).remove(path))
-        return JSONResponse(None)
 
 
 def _stored(backend: Backend, upload: Pieces, path: str, size: int) -> StoredFile:
@@ -145,8 +152,10 @@ def _piece(backend: Backend, file: StoredFile, start: int) -> bytes:
         return whole.read_bytes()[start:]
 
 
-def _shown(one: StoredFile | Folder) -> dict[str, object]:
-    return {**asdict(one), "is_folder": isinstance(one, Folder)}
+def _listed(one: StoredFile | Folder) -> _Listed:
+    if isinstance(one, Folder):
+        return ListedFolder(one.path, is_folder=True)
+    return ListedFile.of(one)
 
 
 def _number(request: Request, name: str) -> int:

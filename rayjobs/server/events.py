@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from rayjobs.jobs.records import Event
-from rayjobs.remote import plain
-from rayjobs.server.access import Caller, Handler, Refusal, while_admitted
+from rayjobs.server.access import Caller, Refusal, while_admitted
+from rayjobs.server.routes import LINES, HandlerRoute, Routes, line, stream_of
 from rayjobs.server.workers import in_thread
 from rayjobs.store.base import Store
 from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.http_messages import NewEvent, StreamEnd, StreamPosition
 from rayjobs.workspace.users import Role
 
 POLL_S = 0.1
 BEAT_S = 1.0  # within this time, a client learns that the stream is alive
 PAGE = 1000
-_ENCODE = plain.encoder(Event)
+_Record = NewEvent | StreamPosition | StreamEnd
 
 
-def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
+def routes(workspace: OpenWorkspace) -> Routes:
     """Return the routes."""
     store, changes = workspace.store, Changes(workspace.store)
 
@@ -37,17 +37,18 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             is_final = store.job(job_id).state.is_final
             return store.events(job_id, after=after), is_final
 
-        return _lines(while_admitted(request, _records(changes, read, _after(request))))
+        return stream_of(while_admitted(request, _records(changes, read, _after(request))))
 
     async def of_all(request: Request, _caller: Caller) -> Response:
         def read(after: int) -> tuple[list[Event], bool]:
             return store.history(after=after, limit=PAGE), False
 
-        return _lines(while_admitted(request, _records(changes, read, _after(request))))
+        return stream_of(while_admitted(request, _records(changes, read, _after(request))))
 
+    viewer = Role.VIEWER
     return [
-        ("GET", "/v1/jobs/{job_id}/event-stream", Role.VIEWER, of_job),
-        ("GET", "/v1/event-stream", Role.VIEWER, of_all),
+        HandlerRoute("GET", "/v1/jobs/{job_id}/event-stream", viewer, of_job, _Record, LINES),
+        HandlerRoute("GET", "/v1/event-stream", viewer, of_all, _Record, LINES),
     ]
 
 
@@ -72,7 +73,7 @@ class Changes:
 async def _records(
     changes: Changes, read: Callable[[int], tuple[list[Event], bool]], after: int
 ) -> AsyncIterator[bytes]:
-    """Yield events as JSON lines; ``{"after": SERIAL}`` is a sign of life each second."""
+    """Yield events as JSON lines, and a sign of life each second."""
     known: tuple[int, int] | None = None
     silent_s = 0.0
     while True:
@@ -82,27 +83,19 @@ async def _records(
             silent_s += POLL_S
             if silent_s >= BEAT_S:
                 silent_s = 0.0
-                yield _line({"after": after})
+                yield line(_Record, StreamPosition(after))
             continue
         found, is_end = await in_thread(read, after)
         for event in found:
             after = event.serial
-            yield _line({"event": _ENCODE(event)})
+            yield line(_Record, NewEvent(event))
         if found:
             silent_s = 0.0  # there may be more: keep `known`
         elif is_end:
-            yield _line({"is_end": True})
+            yield line(_Record, StreamEnd(is_end=True))
             return
         else:
             known = change
-
-
-def _line(record: dict[str, object]) -> bytes:
-    return json.dumps(record).encode() + b"\n"
-
-
-def _lines(records: AsyncIterator[bytes]) -> Response:
-    return StreamingResponse(records, media_type="application/x-ndjson")
 
 
 def _after(request: Request) -> int:

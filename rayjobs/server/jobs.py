@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from functools import lru_cache
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from rayjobs.core.errors import NotFoundError
 from rayjobs.results import remote_logs
 from rayjobs.results.logs import Logs, Part
-from rayjobs.server.access import Caller, Handler, Refusal, while_admitted
+from rayjobs.server.access import Caller, Refusal, while_admitted
 from rayjobs.server.followed_logs import BEAT_S, FollowedLogs
+from rayjobs.server.routes import BYTES, LINES, HandlerRoute, Routes, line, stream_of
 from rayjobs.server.workers import in_thread, with_files
 from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.http_messages import LogPiece, LogTimes, StreamEnd
 from rayjobs.workspace.users import Role
 
 MOST_RANGE = 8 << 20
+_Record = LogPiece | StreamEnd
 
 
-def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
+def routes(workspace: OpenWorkspace) -> Routes:
     """Return the routes."""
     followed = FollowedLogs(workspace)
 
-    async def names(request: Request, _caller: Caller) -> Response:
+    async def names(request: Request, _caller: Caller) -> list[str]:
         logs = Logs(workspace, request.path_params["job_id"])
-        return JSONResponse(await with_files(logs.names))
+        return await with_files(logs.names)
 
     async def log(request: Request, _caller: Caller) -> Response:
         logs = Logs(workspace, request.path_params["job_id"])
@@ -51,11 +52,11 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
         return StreamingResponse(
             rest(),
-            media_type="application/octet-stream",
+            media_type=BYTES,
             headers={remote_logs.ATTEMPT_HEADER: str(job.attempt)},
         )
 
-    async def times(request: Request, _caller: Caller) -> Response:
+    async def times(request: Request, _caller: Caller) -> LogTimes:
         logs = Logs(workspace, request.path_params["job_id"])
         rank = _number(request, "rank", 0)
         number = _number(request, "attempt", 0) or None
@@ -63,26 +64,24 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         job = await in_thread(workspace.store.job, logs.job_id)
         after = None if found.after is None else found.after()
         is_live = after is not None and not job.state.is_final
-        notes = [list(one) for one in found.notes]
-        return JSONResponse({"notes": notes, "after": after, "is_live": is_live})
+        return LogTimes(notes=list(found.notes), after=after, is_live=is_live)
 
     async def stream(request: Request, _caller: Caller) -> Response:
         job = await in_thread(workspace.store.job, request.path_params["job_id"])
         begin, skip = _number(request, "attempt", 0), _number(request, "offset", 0)
         parts = followed.follow(job, _number(request, "rank", 0), begin=begin)
-        records = while_admitted(request, _records(parts, begin, skip))
-        return StreamingResponse(records, media_type="application/x-ndjson")
+        return stream_of(while_admitted(request, _records(parts, begin, skip)))
 
-    async def size(request: Request, _caller: Caller) -> Response:
-        return JSONResponse(await with_files(size_of, request.path_params["key"]))
+    async def size(request: Request, _caller: Caller) -> int | None:
+        return await with_files(size_of, request.path_params["key"])
 
-    async def use(request: Request, _caller: Caller) -> Response:
+    async def use(request: Request, _caller: Caller) -> int | None:
         key = request.path_params["key"]
 
         def call() -> int | None:
             return size_of(key) if workspace.blobs.exists(key) else None
 
-        return JSONResponse(await with_files(call))
+        return await with_files(call)
 
     def size_of(key: str) -> int | None:
         try:
@@ -98,18 +97,18 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
 
         key, length = request.path_params["key"], max(0, end - start + 1)
         data = await with_files(workspace.blobs.read, key, start, length)
-        return Response(data, status_code=206, media_type="application/octet-stream")
+        return Response(data, status_code=206, media_type=BYTES)
 
     viewer = Role.VIEWER
     return [
-        ("GET", "/v1/jobs/{job_id}/logs", viewer, names),
-        ("GET", "/v1/jobs/{job_id}/log", viewer, log),
-        ("GET", "/v1/jobs/{job_id}/log-times", viewer, times),
-        ("GET", "/v1/jobs/{job_id}/log-stream", viewer, stream),
-        ("GET", "/v1/blob-sizes/{key:path}", viewer, size),
+        HandlerRoute("GET", "/v1/jobs/{job_id}/logs", viewer, names, list[str]),
+        HandlerRoute("GET", "/v1/jobs/{job_id}/log", viewer, log, bytes, BYTES),
+        HandlerRoute("GET", "/v1/jobs/{job_id}/log-times", viewer, times, LogTimes),
+        HandlerRoute("GET", "/v1/jobs/{job_id}/log-stream", viewer, stream, _Record, LINES),
+        HandlerRoute("GET", "/v1/blob-sizes/{key:path}", viewer, size, int | None),
         # The caller is about to refer to a blob: a prune spares it for an hour.
-        ("POST", "/v1/blob-uses/{key:path}", Role.SUBMITTER, use),
-        ("GET", "/v1/blobs/{key:path}", viewer, blob),
+        HandlerRoute("POST", "/v1/blob-uses/{key:path}", Role.SUBMITTER, use, int | None),
+        HandlerRoute("GET", "/v1/blobs/{key:path}", viewer, blob, bytes, BYTES),
     ]
 
 
@@ -132,14 +131,13 @@ async def _records(parts: AsyncIterator[Part], attempt: int, skip: int) -> Async
             data = left
         if data or time.monotonic() - spoke_s >= BEAT_S:
             spoke_s = time.monotonic()
-            yield _record(part.attempt, data)
-    yield b'{"is_end": true}\n'
+            yield _line(part.attempt, data)
+    yield line(StreamEnd, StreamEnd(is_end=True))
 
 
 @lru_cache(maxsize=8)  # many clients get the same bytes at the same time
-def _record(attempt: int, data: bytes) -> bytes:
-    record = {"attempt": attempt, "data": base64.b64encode(data).decode("ascii")}
-    return json.dumps(record).encode() + b"\n"
+def _line(attempt: int, data: bytes) -> bytes:
+    return line(LogPiece, LogPiece(attempt, data))
 
 
 def _number(request: Request, name: str, default: int) -> int:

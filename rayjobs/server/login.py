@@ -16,6 +16,8 @@ from rayjobs.server.bodies import body_of
 from rayjobs.server.lines import Lines
 from rayjobs.server.workers import with_target
 from rayjobs.store.base import Store
+from rayjobs.workspace import plain
+from rayjobs.workspace.http_messages import LoginAnswer, LoginProvider, LoginRequest
 
 if TYPE_CHECKING:
     from rayjobs.server.oidc import Provider
@@ -49,19 +51,19 @@ def routes(
 
     async def facts(_request: Request) -> Response:
         async def call() -> Response:
-            return JSONResponse(await with_target(provider.facts))
+            found = await with_target(provider.facts)
+            return JSONResponse(plain.written(LoginProvider, found))
 
         return await answered(call)
 
     async def login(request: Request) -> Response:
         async def call() -> Response:
-            given = (await body_of(request)).get("id_token")
-            if not isinstance(given, str):
-                raise Refusal(400, "give `id_token`, a text")
-            token, text = await with_target(provider.login, store, given)
+            asked = await body_of(request, LoginRequest)
+            token, text = await with_target(provider.login, store, asked.id_token)
             client = "" if request.client is None else request.client.host
             audit.add(user=token.user, token_id=token.id, what="login", status=200, client=client)
-            return JSONResponse({"token": text, "expires_at": token.expires_at.isoformat()})
+            made = LoginAnswer(token=text, expires_at=token.expires_at.isoformat())
+            return JSONResponse(plain.written(LoginAnswer, made))
 
         return await answered(call)
 

@@ -14,8 +14,9 @@ from starlette.responses import Response
 
 from rayjobs.core.paths import home
 from rayjobs.jobs.states import JobState
-from rayjobs.server.access import Caller, Handler
+from rayjobs.server.access import Caller
 from rayjobs.server.lines import Lines
+from rayjobs.server.routes import HandlerRoute
 from rayjobs.server.workers import in_thread
 from rayjobs.target import targets, wake_client
 from rayjobs.target.answers import NodeStatus, StatusAnswer
@@ -89,7 +90,7 @@ class Requests:
             )
 
 
-def route(workspace: OpenWorkspace, requests: Requests) -> tuple[str, str, Role, Handler]:
+def route(workspace: OpenWorkspace, requests: Requests) -> HandlerRoute[str]:
     """Return the route of the metrics."""
     kept: tuple[float, list[str]] = (float("-inf"), [])
     lock = asyncio.Lock()
@@ -104,7 +105,7 @@ def route(workspace: OpenWorkspace, requests: Requests) -> tuple[str, str, Role,
         text = "\n".join([*kept[1], *requests.lines()]) + "\n"
         return Response(text, media_type=FORMAT)
 
-    return ("GET", "/metrics", Role.VIEWER, metrics)
+    return HandlerRoute("GET", "/metrics", Role.VIEWER, metrics, str, "text/plain")
 
 
 def _of_store(workspace: OpenWorkspace) -> Iterable[str]:

@@ -22,6 +22,7 @@ from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.server.access import Refusal
 from rayjobs.store.base import Store
 from rayjobs.workspace import users
+from rayjobs.workspace.http_messages import LoginProvider
 from rayjobs.workspace.users import Identity, Role, Token
 
 WELL_KNOWN = "/.well-known/openid-configuration"
@@ -77,20 +78,20 @@ class Provider:
         self._known: tuple[float, dict[str, Any]] | None = None
         self._keys: jwt.PyJWKClient | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> LoginProvider:
         """Return the facts that a client needs for the device flow.
 
         Raises:
             UnreachableError: the provider does not answer, or its answer is invalid.
         """
         found = self._configuration()
-        return {
-            "issuer": self.settings.issuer,
-            "client_id": self.settings.client_id,
-            "device_authorization_endpoint": found.get("device_authorization_endpoint"),
-            "token_endpoint": found["token_endpoint"],
-            "scope": "openid profile email",
-        }
+        return LoginProvider(
+            issuer=self.settings.issuer,
+            client_id=self.settings.client_id,
+            device_authorization_endpoint=found.get("device_authorization_endpoint"),
+            token_endpoint=found["token_endpoint"],
+            scope="openid profile email",
+        )
 
     def login(self, store: Store, text: str) -> tuple[Token, str]:
         """Return a new token for the user that an ID token names.

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from rayjobs.core.version import __version__
-from rayjobs.remote import operations, plain
+from rayjobs.remote import operations
 from rayjobs.remote.operations import OPERATIONS, Operation
-from rayjobs.target.answers import (
-    EvictAnswer,
-    ExplainAnswer,
-    SessionAnswer,
-    StacksAnswer,
-    StatusAnswer,
-    StoreAnswer,
-    TargetAnswer,
-)
-from rayjobs.target.requests import TargetRequest
-from rayjobs.target.targets import TargetView
-from rayjobs.workspace.blobs import Blob
-from rayjobs.workspace.s3_presigned import Parts
+from rayjobs.server.routes import BYTES, JSON, LINES, HandlerRoute, Routes
+from rayjobs.workspace import plain
 from rayjobs.workspace.users import Role
 
 _ERRORS = {
@@ -56,87 +44,12 @@ _ERROR = {
 }
 _TEXT: dict[str, Any] = {"type": "string"}
 _WHOLE: dict[str, Any] = {"type": "integer", "minimum": 0}
-_FLAG: dict[str, Any] = {"type": "boolean"}
-_OBJECT: dict[str, Any] = {"type": "object"}
-_OBJECTS: dict[str, Any] = {"type": "array", "items": _OBJECT}
-_BYTES = "application/octet-stream"
-_LINES = "application/x-ndjson"
 _RANK = {"rank": _WHOLE, "attempt": _WHOLE}
 _START = {"start": {"enum": ["1"]}}
 _FILES = "/v1/datastores/{name}"
 _UPLOAD = {"key": _TEXT, "digest": _TEXT}
 
 
-class ForwardedAnswer(NamedTuple):
-    """The answer to a request that the server forwards to a target.
-
-    Attributes:
-        is_late: A process listens there and did not answer in time.
-        answer: Of the target, by the operation of the request; None: no process listens there.
-    """
-
-    is_late: bool
-    answer: (
-        StatusAnswer
-        | ExplainAnswer
-        | EvictAnswer
-        | StacksAnswer
-        | StoreAnswer
-        | SessionAnswer
-        | TargetAnswer
-        | None
-    )
-
-
-def _facts(*texts: str, **more: Any) -> dict[str, Any]:
-    fields = dict.fromkeys(texts, _TEXT) | more
-    return {"type": "object", "properties": fields, "required": list(fields)}
-
-
-# The answers of routes that are not store methods; a text names a type other than JSON.
-_ANSWERS: dict[tuple[str, str], Any] = {
-    ("GET", "/v1/workspace"): _facts("id", "name", "path", "default_target"),
-    ("GET", "/v1/user"): _facts("user", "role", "token", "expires_at"),
-    ("GET", "/v1/jobs/{job_id}/logs"): {"type": "array", "items": _TEXT},
-    ("GET", "/v1/jobs/{job_id}/log"): _BYTES,
-    ("GET", "/v1/jobs/{job_id}/log-times"): _facts(
-        notes={"type": "array"}, after={"type": ["number", "null"]}, is_live=_FLAG
-    ),
-    ("GET", "/v1/jobs/{job_id}/log-stream"): _LINES,
-    ("GET", "/v1/jobs/{job_id}/event-stream"): _LINES,
-    ("GET", "/v1/event-stream"): _LINES,
-    ("GET", "/v1/blob-sizes/{key}"): {"type": ["integer", "null"]},
-    ("POST", "/v1/blob-uses/{key}"): {"type": ["integer", "null"]},
-    ("GET", "/v1/blobs/{key}"): _BYTES,
-    ("POST", "/v1/blobs"): Blob,
-    ("PUT", "/v1/uploads/{name}"): _WHOLE,
-    ("PATCH", "/v1/uploads/{name}"): _WHOLE,
-    ("POST", "/v1/uploads/{name}/keep"): Blob | None,
-    ("POST", "/v1/uploads/{name}/parts"): Parts | None,
-    ("GET", "/v1/blob-addresses/{key}"): {"type": ["string", "null"]},
-    ("GET", "/v1/targets"): list[TargetView],
-    ("GET", "/v1/targets/{target}"): TargetView,
-    ("GET", "/v1/targets/{target}/capacity"): _OBJECT,
-    ("POST", "/v1/targets/{target}/wake"): _FLAG,
-    ("POST", "/v1/targets/{target}/start"): _facts("version"),
-    ("POST", "/v1/targets/{target}/look"): _OBJECT,
-    ("POST", "/v1/targets/{target}/ask"): ForwardedAnswer,
-    ("GET", "/metrics"): "text/plain",
-    ("GET", "/v1/notifications"): _OBJECTS,
-    ("POST", "/v1/notifications"): _OBJECT,
-    ("DELETE", "/v1/notifications/{id}"): _FLAG,
-    ("GET", "/v1/tokens"): _OBJECTS,
-    ("POST", "/v1/tokens"): _OBJECT,
-    ("DELETE", "/v1/tokens/{id}"): _FLAG,
-    ("GET", "/v1/audit"): _facts(items=_OBJECTS, next={"type": ["string", "null"]}),
-    ("GET", f"{_FILES}/check"): {"type": "null"},
-    ("GET", f"{_FILES}/stat"): {"type": ["object", "null"]},
-    ("GET", f"{_FILES}/children"): _OBJECTS,
-    ("GET", f"{_FILES}/walk"): _LINES,
-    ("GET", f"{_FILES}/content"): _BYTES,
-    ("POST", f"{_FILES}/files"): _OBJECT,
-    ("DELETE", f"{_FILES}/files"): {"type": "null"},
-}
 _QUERIES: dict[tuple[str, str], dict[str, Any]] = {
     ("GET", "/v1/jobs/{job_id}/log"): {"name": _TEXT, "attempt": _WHOLE, "offset": _WHOLE},
     ("GET", "/v1/jobs/{job_id}/log-times"): _RANK,
@@ -163,42 +76,17 @@ _QUERIES: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("DELETE", f"{_FILES}/files"): {"path": _TEXT},
 }
-_BODIES: dict[tuple[str, str], Any] = {
-    ("POST", "/v1/blobs"): _BYTES,
-    ("PATCH", "/v1/uploads/{name}"): _BYTES,
-    ("POST", "/v1/uploads/{name}/keep"): {
-        "type": "object",
-        "properties": {
-            **{name: {"type": ["string", "null"]} for name in _UPLOAD},
-            "size": _WHOLE,
-            "direct": _FLAG,
-        },
-        "required": ["size"],
-    },
-    ("POST", "/v1/uploads/{name}/parts"): _facts(size=_WHOLE),
-    ("POST", "/v1/targets/{target}/ask"): TargetRequest,
-    ("POST", "/v1/notifications"): _OBJECT,
-    ("POST", "/v1/tokens"): {
-        "type": "object",
-        "properties": {
-            "user": _TEXT,
-            "role": {"enum": ["viewer", "submitter", "admin"]},
-            "days": {"type": "number"},
-        },
-        "required": ["user"],
-    },
-    ("POST", f"{_FILES}/files"): _facts("upload", "path", size=_WHOLE),
-}
 _SENT = ("JobFilter", "JobChanges", "NewJob", "NewSweep", "NewPipeline", "NewStep", "ModelDraft")
 
 
-def document(extra: Sequence[tuple[str, str, Role]]) -> dict[str, Any]:
-    """Return the document; `extra` are the routes that are not store methods."""
+def document(by_hand: Routes) -> dict[str, Any]:
+    """Return the document; `by_hand` are the routes that are not store methods."""
     found: dict[str, dict[str, Any]] = {}
     named: dict[str, Any] = {"Error": _ERROR}
-    for verb, path, role in extra:
-        entry = _add(found, verb, path, role, summary=path.rpartition("/v1/")[2])
-        _describe(entry, (verb, _bare(path)), named)
+    for route in by_hand:
+        summary = route.path.rpartition("/v1/")[2]
+        entry = _add(found, route.verb, route.path, route.role, summary=summary)
+        _describe(entry, route, named)
     for one in OPERATIONS:
         doc = inspect.getdoc(operations.method_of(one.method)) or ""
         entry = _add(found, one.verb, one.path, one.role, summary=doc.split("\n")[0])
@@ -245,35 +133,32 @@ def _add(
     return entry
 
 
-def _describe(entry: dict[str, Any], route: tuple[str, str], named: dict[str, Any]) -> None:
+def _describe(entry: dict[str, Any], route: HandlerRoute[Any], named: dict[str, Any]) -> None:
     """Describe a route that is not a store method."""
+    name = route.verb, _bare(route.path)
     entry["parameters"] += [
         {"name": name, "in": "query", "required": False, "schema": schema}
-        for name, schema in _QUERIES.get(route, {}).items()
+        for name, schema in _QUERIES.get(name, {}).items()
     ]
-    if route in _BODIES:
-        entry["requestBody"] = {
-            "required": True,
-            "content": _content(_schema(_BODIES[route], named)),
-        }
-    _answer(entry, _schema(_ANSWERS.get(route, {}), named))
-    if route == ("GET", "/v1/blobs/{key}"):
+    if route.body is bytes:
+        entry["requestBody"] = {"required": True, "content": _content({}, BYTES)}
+    elif route.body is not None:
+        schema = plain.schema(route.body, named)
+        entry["requestBody"] = {"required": True, "content": _content(schema)}
+    # The schema of a stream is that of its lines; a file and a text have none.
+    is_json = route.media in (JSON, LINES)
+    schema = plain.schema(route.answer, named) if is_json else {}
+    _answer(entry, schema, route.media)
+    if name == ("GET", "/v1/blobs/{key}"):
         entry["responses"]["206"] = entry["responses"].pop("200")
 
 
-def _schema(described: Any, named: dict[str, Any]) -> Any:
-    """Return the schema of a type; a schema, or a type other than JSON, as it is."""
-    return described if isinstance(described, dict | str) else plain.schema(described, named)
+def _content(schema: dict[str, Any], media: str = JSON) -> dict[str, Any]:
+    return {media: {"schema": schema}}
 
 
-def _content(schema: Any) -> dict[str, Any]:
-    if isinstance(schema, str):
-        return {schema: {"schema": {}}}
-    return {"application/json": {"schema": schema}}
-
-
-def _answer(entry: dict[str, Any], schema: Any) -> None:
-    entry["responses"]["200"] = {"description": "Done.", "content": _content(schema)}
+def _answer(entry: dict[str, Any], schema: dict[str, Any], media: str = JSON) -> None:
+    entry["responses"]["200"] = {"description": "Done.", "content": _content(schema, media)}
 
 
 def _result(one: Operation, named: dict[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rayjobs.remote import plain
 from rayjobs.remote.operations import Operation
 from rayjobs.server.access import Refusal
 from rayjobs.store.requests import EVERY_JOB, JobFilter, Page
+from rayjobs.workspace import plain
 
 MOST_CURSOR = 8192
 # The keys by which the store orders these lists.

@@ -2,52 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
-from rayjobs.core.clock import to_text
-from rayjobs.remote import plain
-from rayjobs.server.access import Caller, Handler, Refusal
+from rayjobs.server.access import Caller, Refusal
 from rayjobs.server.bodies import body_of
+from rayjobs.server.routes import HandlerRoute, Routes
 from rayjobs.server.workers import in_thread
 from rayjobs.workspace import audit, users
 from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.http_messages import AuditPage, NewToken, NewTokenRow, TokenRow
 from rayjobs.workspace.users import Role, Token
 
 PAGE = 500
 NOT_KEPT = {"Cache-Control": "no-store"}  # the answer contains a secret
 
 
-def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
+def routes(workspace: OpenWorkspace) -> Routes:
     """Return the routes."""
     store = workspace.store
 
-    async def listed(_request: Request, caller: Caller) -> Response:
+    async def listed(_request: Request, caller: Caller) -> list[TokenRow]:
         found = await in_thread(users.all_tokens, store)
         sees_all = caller.token.role >= Role.ADMIN
-        return JSONResponse([_row(one) for one in found if sees_all or one.user == caller.user])
+        return [TokenRow.of(one) for one in found if sees_all or one.user == caller.user]
 
-    async def add(request: Request, caller: Caller) -> Response:
-        body = await body_of(request)
-        user, role, days = body.get("user"), body.get("role", "submitter"), body.get("days", 90)
-        expected = "give `user` and `role` as texts, and `days` as a number"
-        if not isinstance(user, str) or not isinstance(role, str):
-            raise Refusal(400, expected)
-        try:
-            days = plain.decoder(float)(days)
-        except plain.PlainFormError as error:
-            raise Refusal(400, f"{expected}: {error}") from None
+    async def add(request: Request, caller: Caller) -> NewTokenRow:
+        asked = await body_of(request, NewToken)
 
         def call() -> tuple[Token, str]:
-            return users.add(store, user, users.role_of(role), by=caller.user, days=days)
+            role = users.role_of(asked.role)
+            return users.add(store, asked.user, role, by=caller.user, days=asked.days)
 
         made, text = await in_thread(call)
-        request.state.object = f"{made.id} user={user} role={role}"
-        return JSONResponse({**_row(made), "secret": text}, headers=NOT_KEPT)
+        request.state.object = f"{made.id} user={asked.user} role={asked.role}"
+        return NewTokenRow.with_secret(made, text)
 
-    async def revoke(request: Request, caller: Caller) -> Response:
+    async def revoke(request: Request, caller: Caller) -> bool:
         request.state.is_change = True  # viewers may also revoke their own tokens
         only_of = None if caller.token.role >= Role.ADMIN else caller.user
         name = str(request.path_params["id"])
@@ -55,31 +45,22 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
         def call() -> bool:
             return users.revoke_token(store, name, by=caller.user, only_of=only_of)
 
-        return JSONResponse(await in_thread(call))
+        return await in_thread(call)
 
-    async def changes(request: Request, _caller: Caller) -> Response:
+    async def changes(request: Request, _caller: Caller) -> AuditPage:
         size = request.query_params.get("page_size", str(PAGE))
         if not size.isascii() or not size.isdecimal() or not 1 <= int(size[:9]) <= PAGE:
             raise Refusal(400, f"page_size is a whole number from 1 to {PAGE}")
         cursor = request.query_params.get("cursor", "")
         rows, following = await in_thread(audit.page, store, int(size), cursor)
-        return JSONResponse({"items": rows, "next": following})
+        return AuditPage(items=list(rows), next=following)
 
+    viewer, admin = Role.VIEWER, Role.ADMIN
     return [
-        ("GET", "/v1/tokens", Role.VIEWER, listed),
-        ("POST", "/v1/tokens", Role.ADMIN, add),
-        ("DELETE", "/v1/tokens/{id}", Role.VIEWER, revoke),
-        ("GET", "/v1/audit", Role.ADMIN, changes),
+        HandlerRoute("GET", "/v1/tokens", viewer, listed, list[TokenRow]),
+        HandlerRoute(
+            "POST", "/v1/tokens", admin, add, NewTokenRow, body=NewToken, headers=NOT_KEPT
+        ),
+        HandlerRoute("DELETE", "/v1/tokens/{id}", viewer, revoke, bool),
+        HandlerRoute("GET", "/v1/audit", admin, changes, AuditPage),
     ]
-
-
-def _row(one: Token) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "user": one.user,
-        "role": one.role.name.lower(),
-        "created_at": to_text(one.created_at),
-        "created_by": one.created_by,
-        "expires_at": to_text(one.expires_at),
-        "revoked_at": None if one.revoked_at is None else to_text(one.revoked_at),
-    }

@@ -7,31 +7,32 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from rayjobs.core.errors import ServedElsewhereError
 from rayjobs.core.paths import home
-from rayjobs.core.store_address import without_address
 from rayjobs.injob import session_steps
-from rayjobs.injob.messages import MessageError
 from rayjobs.jobs.serving import Serving
 from rayjobs.policy.capacity import Capacity
 from rayjobs.server import hiding
-from rayjobs.server.access import Caller, Handler, Refusal
+from rayjobs.server.access import Caller, Refusal
 from rayjobs.server.bodies import body_of
 from rayjobs.server.own_view import own_status, own_view
+from rayjobs.server.routes import HandlerRoute, Routes
 from rayjobs.server.workers import in_thread, with_target
 from rayjobs.submit import credentials
 from rayjobs.submit.submitting import wake_or_start
 from rayjobs.target import elsewhere, revive, starting, targets, wake_client
-from rayjobs.target.answers import ANSWERS
+from rayjobs.target.answers import ANSWERS, ForwardedAnswer
+from rayjobs.target.condition import ServedCondition
 from rayjobs.target.record import load_target
 from rayjobs.target.requests import TargetRequest
+from rayjobs.target.targets import TargetView
 from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.http_messages import StartedTarget
 from rayjobs.workspace.users import Role
 
 ANSWER_S = 20.0
@@ -41,34 +42,33 @@ READ = ("ping", "status", "explain")
 OF_A_JOB = ("evict", "stacks", "store", "session")
 
 
-def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
+def routes(workspace: OpenWorkspace) -> Routes:
     """Return the routes."""
     starts = _Starts()
 
-    async def listed(_request: Request, _caller: Caller) -> Response:
-        found = await with_target(targets.list_targets)
-        return JSONResponse(hiding.texts_without_store([one.to_json() for one in found]))
+    async def listed(_request: Request, _caller: Caller) -> list[TargetView]:
+        return await with_target(targets.list_targets)
 
-    async def shown(request: Request, _caller: Caller) -> Response:
+    async def shown(request: Request, _caller: Caller) -> TargetView:
         asks = request.query_params.get("ask") == "1"
         view = await with_target(targets.target_status, _name_of(request), ask=asks)
         if view.detail is not None:
             view = replace(view, detail=own_status(view.detail, str(workspace.path)))
-        return JSONResponse(hiding.texts_without_store(view.to_json()))
+        return view
 
     def elsewhere_of(request: Request) -> Serving | None:
         name = str(request.path_params["target"])
         return elsewhere.find_quietly(workspace.path, name, home=home())
 
-    async def capacity(request: Request, _caller: Caller) -> Response:
+    async def capacity(request: Request, _caller: Caller) -> Capacity:
         def call() -> Capacity:
             # Local files say nothing about a target on another machine.
             unknown = Capacity((), 0)
             return unknown if elsewhere_of(request) else targets.capacity_of(_name_of(request))
 
-        return JSONResponse((await with_target(call)).to_json())
+        return await with_target(call)
 
-    async def wake(request: Request, _caller: Caller) -> Response:
+    async def wake(request: Request, _caller: Caller) -> bool:
         name = str(request.path_params["target"])
 
         def call() -> bool:
@@ -85,9 +85,9 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             except TimeoutError:
                 return True  # it is alive and busy; its poll will notice
 
-        return JSONResponse(await with_target(call))
+        return await with_target(call)
 
-    async def start(request: Request, _caller: Caller) -> Response:
+    async def start(request: Request, _caller: Caller) -> StartedTarget:
         def call() -> str:
             name = _name_of(request)
             credentials.hand_on_own(workspace, name, home=home())
@@ -96,27 +96,26 @@ def routes(workspace: OpenWorkspace) -> list[tuple[str, str, Role, Handler]]:
             with starts.waiting(name):
                 return starting.ensure_target(name, home=home(), workspace=workspace.path).version
 
-        return JSONResponse({"version": await with_target(call)})
+        return StartedTarget(await with_target(call))
 
-    async def look(request: Request, _caller: Caller) -> Response:
+    async def look(request: Request, _caller: Caller) -> ServedCondition:
         request.state.is_change = True
         name = str(request.path_params["target"])
         found = await with_target(revive.look_after, name, home=home(), workspace=workspace.path)
         # Each `ls` makes this request, and `logs -f` every two seconds: only one starts the target.
         _note_start(request, name, has_begun=found.has_begun)
-        reason = without_address(found.reason)
-        shown = {"reason": reason, "may_run_on": found.may_run_on}
-        return JSONResponse({"standing": str(found.standing), **shown})
+        return ServedCondition(found.standing, found.reason, found.may_run_on)
 
-    viewer, submitter = Role.VIEWER, Role.SUBMITTER
+    top, viewer, submitter = "/v1/targets", Role.VIEWER, Role.SUBMITTER
+    one, ask = f"{top}/{{target}}", _asking(workspace)
     return [
-        ("GET", "/v1/targets", viewer, listed),
-        ("GET", "/v1/targets/{target}", viewer, shown),
-        ("GET", "/v1/targets/{target}/capacity", viewer, capacity),
-        ("POST", "/v1/targets/{target}/wake", submitter, wake),
-        ("POST", "/v1/targets/{target}/start", submitter, start),
-        ("POST", "/v1/targets/{target}/look", viewer, look),
-        ("POST", "/v1/targets/{target}/ask", viewer, _asking(workspace)),
+        HandlerRoute("GET", top, viewer, listed, list[TargetView], hides_store=True),
+        HandlerRoute("GET", one, viewer, shown, TargetView, hides_store=True),
+        HandlerRoute("GET", f"{one}/capacity", viewer, capacity, Capacity),
+        HandlerRoute("POST", f"{one}/wake", submitter, wake, bool),
+        HandlerRoute("POST", f"{one}/start", submitter, start, StartedTarget),
+        HandlerRoute("POST", f"{one}/look", viewer, look, ServedCondition, hides_store=True),
+        HandlerRoute("POST", f"{one}/ask", viewer, ask, ForwardedAnswer, body=TargetRequest),
     ]
 
 
@@ -185,14 +184,11 @@ async def _check_allowed(workspace: OpenWorkspace, asked: TargetRequest, caller:
         raise Refusal(403, "a client may only request jobs of its workspace")
 
 
-def _asking(workspace: OpenWorkspace) -> Handler:
+def _asking(workspace: OpenWorkspace) -> Callable[[Request, Caller], Awaitable[ForwardedAnswer]]:
     """Return the handler that passes a client's request to a target."""
 
-    async def ask(request: Request, caller: Caller) -> Response:
-        try:
-            asked = TargetRequest.from_json(await body_of(request))
-        except MessageError as error:
-            raise Refusal(400, str(error)) from None
+    async def ask(request: Request, caller: Caller) -> ForwardedAnswer:
+        asked = await body_of(request, TargetRequest)
         name = str(request.path_params["target"])
         at = home()
         serving = await with_target(elsewhere.find_quietly, workspace.path, name, home=at)
@@ -209,17 +205,17 @@ def _asking(workspace: OpenWorkspace) -> Handler:
                 raise ServedElsewhereError(
                     f"{serving.sentence}: only a server there can reach its jobs"
                 )
-            return JSONResponse({"is_late": serving.is_live, "answer": None})
+            return ForwardedAnswer(is_late=serving.is_live, answer=None)
         try:
             path = wake_client.socket_of(name, home())
             answer = await wake_client.ask_async(path, asked, ANSWERS[asked.op], timeout_s=ANSWER_S)
         except TimeoutError:
-            return JSONResponse({"is_late": True, "answer": None})
+            return ForwardedAnswer(is_late=True, answer=None)
         if answer is None:
-            return JSONResponse({"is_late": False, "answer": None})
+            return ForwardedAnswer(is_late=False, answer=None)
         shown = own_view(answer, str(workspace.path)).to_json()
         if asked.op in READ:  # the others may have output of jobs
             shown = hiding.texts_without_store(shown)
-        return JSONResponse({"is_late": False, "answer": shown})
+        return ForwardedAnswer(is_late=False, answer=shown)
 
     return ask

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from rayjobs.core.errors import NotFoundError, StorageFullError
 from rayjobs.datastore.digests import digest_of_stream
-from rayjobs.remote import plain
-from rayjobs.server.access import Caller, Handler, Refusal
+from rayjobs.server.access import Caller, Refusal
 from rayjobs.server.bodies import body_of, bytes_of
+from rayjobs.server.routes import HandlerRoute, Routes
 from rayjobs.server.workers import with_files
 from rayjobs.snapshots.unpack import is_of_key, require_key
 from rayjobs.workspace.blobs import UPLOADS, Blob, BlobStore, blob_key, check_digest, check_key
 from rayjobs.workspace.folder import OpenWorkspace
+from rayjobs.workspace.http_messages import KeepRequest, Parts, PartsRequest
 from rayjobs.workspace.s3_blobs import S3Blobs
-from rayjobs.workspace.s3_presigned import Parts, Presigned
+from rayjobs.workspace.s3_presigned import Presigned
 from rayjobs.workspace.users import Role
 
 NO_BUCKET = "none"
@@ -37,8 +37,6 @@ KEPT_FOR_S = 600.0
 MOST_PIECE = 8 << 20
 MOST_FILE = 64 << 30
 _Result = TypeVar("_Result")
-_ENCODE = plain.encoder(Blob)
-_ENCODE_PARTS = plain.encoder(Parts)
 _NAME = re.compile(r"[0-9a-f]{32}\Z")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SNAPSHOT = re.compile(r"snapshots/sha256/[0-9a-f]{2}/[0-9a-f]{64}\.tar\.zst\Z")
@@ -56,16 +54,14 @@ def presigned_of(workspace: OpenWorkspace, bucket: str) -> Presigned | None:
     return Presigned(workspace.blobs, bucket or None)
 
 
-def routes(
-    workspace: OpenWorkspace, presigned: Presigned | None
-) -> list[tuple[str, str, Role, Handler]]:
+def routes(workspace: OpenWorkspace, presigned: Presigned | None) -> Routes:
     """Return the routes."""
     blobs, scratch, keeping = workspace.blobs, _scratch(workspace), _Keeping()
 
     def pieces_of(request: Request, caller: Caller) -> Pieces:
         return upload_of(workspace, request.path_params["name"], caller)
 
-    async def store(request: Request, _caller: Caller) -> Response:
+    async def store(request: Request, _caller: Caller) -> Blob:
         key, digest = request.query_params.get("key"), request.query_params.get("digest")
         _check_names(key, digest)
         data = await bytes_of(request, MOST_PIECE, "a piece")
@@ -78,33 +74,29 @@ def routes(
 
         stored = await with_files(on_disk, call)
         request.state.object = stored.key
-        return JSONResponse(_ENCODE(stored))
+        return stored
 
-    async def begin(request: Request, caller: Caller) -> Response:
+    async def begin(request: Request, caller: Caller) -> int:
         pieces = pieces_of(request, caller)
-        return JSONResponse(await with_files(lambda: pieces.size))
+        return await with_files(lambda: pieces.size)
 
-    async def append(request: Request, caller: Caller) -> Response:
+    async def append(request: Request, caller: Caller) -> int:
         pieces, offset = pieces_of(request, caller), request.query_params.get("offset", "")
         if not offset.isascii() or not offset.isdecimal() or int(offset[:16]) > MOST_FILE:
             raise Refusal(400, f"offset must be a whole number of at most {MOST_FILE}")
         data = await bytes_of(request, MOST_PIECE, "a piece")
         await with_files(pieces.add, int(offset), data)
-        return JSONResponse(int(offset) + len(data))
+        return int(offset) + len(data)
 
-    async def keep(request: Request, caller: Caller) -> Response:
-        pieces, values = pieces_of(request, caller), await body_of(request)
-        key, digest, size = values.get("key"), values.get("digest"), values.get("size")
+    async def keep(request: Request, caller: Caller) -> Blob | None:
+        pieces, asked = pieces_of(request, caller), await body_of(request, KeepRequest)
+        key, digest, size = asked.key, asked.digest, asked.size
         _check_names(key, digest)
-        if not isinstance(size, int) or isinstance(size, bool):
-            raise Refusal(400, "give key, digest and size")
-
-        is_direct = values.get("direct") is True
-        if is_direct and (presigned is None or not isinstance(digest, str)):
+        if asked.direct and (presigned is None or digest is None):
             raise Refusal(400, "only files in S3 can be sent directly, and only with their digest")
 
         def call() -> Blob:
-            if is_direct:
+            if asked.direct:
                 assert presigned is not None
                 return presigned.keep(pieces.staged, size, key, str(digest))
             with pieces.joined() as (path, found):
@@ -120,44 +112,39 @@ def routes(
 
         kept = await keeping.result(pieces.staged, call)
         request.state.object = "" if kept is None else kept.key
-        return JSONResponse(None if kept is None else _ENCODE(kept))
+        return kept
 
-    submitter = Role.SUBMITTER
+    one, submitter = "/v1/uploads/{name}", Role.SUBMITTER
     return [
-        ("POST", "/v1/blobs", submitter, store),
-        ("PUT", "/v1/uploads/{name}", submitter, begin),
-        ("PATCH", "/v1/uploads/{name}", submitter, append),
-        ("POST", "/v1/uploads/{name}/keep", submitter, keep),
+        HandlerRoute("POST", "/v1/blobs", submitter, store, Blob, body=bytes),
+        HandlerRoute("PUT", one, submitter, begin, int),
+        HandlerRoute("PATCH", one, submitter, append, int, body=bytes),
+        HandlerRoute("POST", f"{one}/keep", submitter, keep, Blob | None, body=KeepRequest),
         *_direct(workspace, presigned),
     ]
 
 
-def _direct(
-    workspace: OpenWorkspace, presigned: Presigned | None
-) -> list[tuple[str, str, Role, Handler]]:
+def _direct(workspace: OpenWorkspace, presigned: Presigned | None) -> Routes:
     """Return the routes that answer with signed addresses; null: the server must get the bytes."""
 
-    async def parts(request: Request, caller: Caller) -> Response:
-        pieces, values = (
-            upload_of(workspace, request.path_params["name"], caller),
-            await body_of(request),
-        )
-        size = values.get("size")
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= MOST_FILE:
+    async def parts(request: Request, caller: Caller) -> Parts | None:
+        pieces = upload_of(workspace, request.path_params["name"], caller)
+        size = (await body_of(request, PartsRequest)).size
+        if not 0 < size <= MOST_FILE:
             raise Refusal(400, f"size must be a whole number of at most {MOST_FILE}")
         if presigned is None:
-            return JSONResponse(None)
-        found = await with_files(presigned.parts, pieces.staged, size)
-        return JSONResponse(_ENCODE_PARTS(found))
+            return None
+        return await with_files(presigned.parts, pieces.staged, size)
 
-    async def address(request: Request, _caller: Caller) -> Response:
+    async def address(request: Request, _caller: Caller) -> str | None:
         key = request.path_params["key"]
         check_key(key)
-        return JSONResponse(None if presigned is None else presigned.download(key))
+        return None if presigned is None else presigned.download(key)
 
+    path, submitter = "/v1/uploads/{name}/parts", Role.SUBMITTER
     return [
-        ("POST", "/v1/uploads/{name}/parts", Role.SUBMITTER, parts),
-        ("GET", "/v1/blob-addresses/{key:path}", Role.VIEWER, address),
+        HandlerRoute("POST", path, submitter, parts, Parts | None, body=PartsRequest),
+        HandlerRoute("GET", "/v1/blob-addresses/{key:path}", Role.VIEWER, address, str | None),
     ]
 
 
@@ -261,12 +248,12 @@ class Pieces:
         return chain
 
 
-def _check_names(key: object, digest: object) -> None:
-    if key is not None and (not isinstance(key, str) or not _SNAPSHOT.match(key)):
+def _check_names(key: str | None, digest: str | None) -> None:
+    if key is not None and not _SNAPSHOT.match(key):
         raise Refusal(
             403, f"{key!r:.100} is not the key of a snapshot; other files are named by digest"
         )
-    if digest is not None and (not isinstance(digest, str) or not _DIGEST.fullmatch(digest)):
+    if digest is not None and not _DIGEST.fullmatch(digest):
         raise Refusal(400, f"{digest!r:.100} is not a digest such as sha256:0f…")
 
 

@@ -125,7 +125,7 @@ def default_target(project: Project | None = None) -> TargetChoice:
     if chosen:
         return TargetChoice(chosen, "rayjobs target use")
     if (server := server_choice.active()) is not None:
-        return TargetChoice(str(server.workspace()["default_target"]), server.address)
+        return TargetChoice(server.workspace().default_target, server.address)
     return TargetChoice(LOCAL, "default")
 
 

@@ -572,7 +572,8 @@ def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:
     """
     if (server := workspace.server) is not None:
         query = {"start": "1"}
-        return not server.json("POST", f"/v1/targets/{target}/wake", query=query, repeats=True)
+        path = f"/v1/targets/{target}/wake"
+        return not server.ask("POST", path, bool, query=query, repeats=True)
     from rayjobs.target import revive, starting
     from rayjobs.target.stopping import TargetLocation
 

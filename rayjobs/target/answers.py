@@ -1,4 +1,7 @@
-"""The answers of a target actor on its wake socket: one message per operation."""
+"""The answers of a target actor on its wake socket: one message per operation.
+
+A server forwards them to its clients in a `ForwardedAnswer`.
+"""
 
 from __future__ import annotations
 
@@ -300,6 +303,31 @@ class RetireAnswer(TargetAnswer):
     jobs: tuple[str, ...] = ()
     live: int = 0
     grace_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class ForwardedAnswer(Message):
+    """A server's answer to a request that it forwards to a target.
+
+    Attributes:
+        is_late: A process listens there and did not answer in time.
+        answer: The target's answer, which the class of the operation in `ANSWERS` reads; None: no
+            process listens there.
+    """
+
+    is_late: bool
+    answer: object = field(
+        metadata={
+            "described_as": StatusAnswer
+            | ExplainAnswer
+            | EvictAnswer
+            | StacksAnswer
+            | StoreAnswer
+            | SessionAnswer
+            | TargetAnswer
+            | None
+        },
+    )
 
 
 # The answer to each operation of `TargetRequest`.

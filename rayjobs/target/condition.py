@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.messages import Message
 
 if TYPE_CHECKING:
     from rayjobs.workspace.connection import Connection
@@ -22,6 +23,15 @@ class Standing(StrEnum):
     ABSENT = "absent"  # it was never started for these jobs
     FAILING = "failing"  # will be tried again later
     UNKNOWN = "unknown"  # there is no target with that name
+
+
+@dataclass(frozen=True)
+class ServedCondition(Message):
+    """The condition of a target as a server tells its clients; see `Condition`."""
+
+    standing: Standing
+    reason: str = ""
+    may_run_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,5 @@ class Condition:
 
 def looked_after_by(server: Connection, name: str) -> Condition:
     """Return the condition of a target that the server looks after."""
-    found = server.json("POST", f"/v1/targets/{name}/look", repeats=True)
-    standing, reason = Standing(found["standing"]), str(found["reason"])
-    return Condition(standing, reason, bool(found["may_run_on"]))
+    found = server.ask("POST", f"/v1/targets/{name}/look", ServedCondition, repeats=True)
+    return Condition(found.standing, found.reason, found.may_run_on)

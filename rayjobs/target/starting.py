@@ -90,7 +90,7 @@ def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True
         StoreError: the workspace's store is in PostgreSQL, and cannot be reached.
     """
     if (server := server_choice.active()) is not None:
-        return bool(server.json("POST", f"/v1/targets/{name}/wake", repeats=True))
+        return server.ask("POST", f"/v1/targets/{name}/wake", bool, repeats=True)
     location = TargetLocation(name, home)
     if (serving := elsewhere.find(workspace, name, home=home)) is not None:
         elsewhere.wake(workspace, serving)
@@ -144,8 +144,11 @@ def ensure_target(
         StoreError: the workspace's store is in PostgreSQL, and cannot be reached.
     """
     if (server := server_choice.active()) is not None:
-        found = server.json("POST", f"/v1/targets/{name}/start", repeats=True)
-        return TargetStatus(name=name, version=str(found["version"]), served=True)
+        from rayjobs.workspace.http_messages import StartedTarget
+
+        path = f"/v1/targets/{name}/start"
+        started = server.ask("POST", path, StartedTarget, repeats=True)
+        return TargetStatus(name=name, version=started.version, served=True)
     location = TargetLocation(name, home)
     if workspace is not None:
         serving = elsewhere.find(workspace, name, home=home)

@@ -224,7 +224,7 @@ def remove_target(
 def list_targets(*, home: Path | None = None) -> list[TargetView]:
     """Return every target with its state."""
     if (server := server_choice.active()) is not None:
-        return [TargetView.from_json(one) for one in server.json("GET", "/v1/targets")]
+        return server.ask("GET", "/v1/targets", list[TargetView])
     at = home or default_home()
     return [target_status(record.name, home=at) for record in all_targets(home=at)]
 
@@ -232,7 +232,7 @@ def list_targets(*, home: Path | None = None) -> list[TargetView]:
 def known_names(*, home: Path | None = None) -> list[str]:
     """Return the names of all targets: of this machine, or of the server that is used."""
     if (server := server_choice.active()) is not None:
-        return [str(one["name"]) for one in server.json("GET", "/v1/targets")]
+        return [one.name for one in server.ask("GET", "/v1/targets", list[TargetView])]
     return [record.name for record in all_targets(home=home or default_home())]
 
 
@@ -243,7 +243,7 @@ def require(name: str, *, home: Path | None = None) -> None:
         NotFoundError: there is none; the message names those that exist.
     """
     if (server := server_choice.active()) is not None:
-        server.json("GET", f"/v1/targets/{name}")
+        server.ask("GET", f"/v1/targets/{name}", TargetView)
     else:
         load_target(name, home=home or default_home())
 
@@ -259,7 +259,7 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
     """
     if (server := server_choice.active()) is not None:
         query = {"ask": "1"} if ask else {}
-        return TargetView.from_json(server.json("GET", f"/v1/targets/{name}", query=query))
+        return server.ask("GET", f"/v1/targets/{name}", TargetView, query=query)
     at = home or default_home()
     record, location = load_target(name, home=at), TargetLocation(name, at)
     head = local_head.load_record(location.paths) if record.is_local else None
@@ -462,7 +462,7 @@ def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
     whose node types are unknown, is unbounded.
     """
     if (server := server_choice.active()) is not None:
-        return Capacity.from_json(server.json("GET", f"/v1/targets/{name}/capacity"))
+        return server.ask("GET", f"/v1/targets/{name}/capacity", Capacity)
     at = home or default_home()
     record, location = load_target(name, home=at), TargetLocation(name, at)
     shapes: list[NodeShape] = []

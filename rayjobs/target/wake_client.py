@@ -97,11 +97,13 @@ def ask_target(
     server = server or server_choice.active()
     if server is None:
         return ask(socket_of(name, home), request, kind, timeout_s=timeout_s)
-    found = server.json("POST", f"/v1/targets/{name}/ask", body=request.to_json(), repeats=True)
-    if found["is_late"]:
+    from rayjobs.target.answers import ForwardedAnswer
+
+    path = f"/v1/targets/{name}/ask"
+    found = server.ask("POST", path, ForwardedAnswer, body=request, repeats=True)
+    if found.is_late:
         raise TimeoutError(f"target {name!r} did not answer the server in time")
-    answer = found["answer"]
-    return None if answer is None else _answer_of(answer, kind)
+    return None if found.answer is None else _answer_of(found.answer, kind)
 
 
 def is_listening(path: Path) -> bool:

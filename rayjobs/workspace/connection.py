@@ -17,13 +17,19 @@ import ssl
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from rayjobs.core import errors
 from rayjobs.core.errors import NotFoundError, RayjobsError, UnreachableError, UsageError
+from rayjobs.workspace import plain
+from rayjobs.workspace.http_messages import StreamEnd, WorkspaceFacts
 from rayjobs.workspace.logins import Login
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
 CERTIFICATES = "RAYJOBS_CA_FILE"
 ANSWER_S = 120.0
 CONNECT_S = 5.0
@@ -74,15 +80,15 @@ class Connection:
                 raise UsageError(f"{one!r} is not the address of a server; write https://HOST:PORT")
         self._login = login
         self._number, self._has_answered = 0, False
-        self._workspace: dict[str, Any] | None = None
+        self._workspace: WorkspaceFacts | None = None
         # Idle connections, each with the number of its server; then those whose answer is unread.
         self._free: list[tuple[int, http.client.HTTPConnection]] = []
         self._read: list[http.client.HTTPConnection] = []
 
-    def workspace(self) -> dict[str, Any]:
-        """Return id, name, path and default target of the server's workspace; requested once."""
+    def workspace(self) -> WorkspaceFacts:
+        """Return the facts of the server's workspace; requested once."""
         if self._workspace is None:
-            self._workspace = dict(self.json("GET", "/v1/workspace"))
+            self._workspace = self.ask("GET", "/v1/workspace", WorkspaceFacts)
         return self._workspace
 
     @property
@@ -117,6 +123,49 @@ class Connection:
         self._read.clear()
         self._close_free()
 
+    def ask(
+        self,
+        verb: str,
+        path: str,
+        kind: TypeForm[T],
+        *,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        repeats: bool | None = None,
+    ) -> T:
+        """Return the answer to a request of `rayjobs.workspace.http_messages`.
+
+        Args:
+            kind: The type of the answer.
+            body: A record, a message, or the bytes of a file; None: no body.
+            repeats: See `json`.
+
+        Raises:
+            RayjobsError: the error that the server returned.
+            UnreachableError: the server cannot be reached, or its answer cannot be read.
+        """
+        is_plain = body is None or isinstance(body, bytes)
+        sent = body if is_plain else plain.written(type(body), body)
+        found = self.json(verb, path, query=query, body=sent, repeats=repeats)
+        return self.read_answer(kind, found, f"{verb} {path}")
+
+    def read_answer(self, kind: TypeForm[T], values: object, request: str) -> T:
+        """Return the value of an answer's JSON.
+
+        Args:
+            request: The request that was answered, for the error.
+
+        Raises:
+            UnreachableError: the answer has another form.
+        """
+        try:
+            return plain.read(kind, values)
+        except plain.PlainFormError as error:
+            raise UnreachableError(
+                f"the answer of {self.address} to {request} cannot be read ({error}): install the "
+                f"same version of rayjobs here and on the server"
+            ) from None
+
     def json(
         self,
         verb: str,
@@ -126,9 +175,10 @@ class Connection:
         body: object = None,
         repeats: bool | None = None,
     ) -> Any:
-        """Return the answer's JSON.
+        """Return the answer's JSON, for a caller that reads it by the types of an operation.
 
         Args:
+            body: JSON data, or bytes.
             repeats: Whether the request may be sent again if its answer was lost; None: as HTTP
                 defines it for the verb.
 
@@ -136,8 +186,10 @@ class Connection:
             RayjobsError: the error that the server returned.
             UnreachableError: the server cannot be reached, or it is not a rayjobs server.
         """
-        data = None if body is None else json.dumps(body).encode()
-        text = self._send(_whole, verb, path, query=query, data=data, repeats=repeats)
+        is_file = isinstance(body, bytes)
+        headers = {"Content-Type": "application/octet-stream"} if is_file else None
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        text = self.whole(verb, path, query=query, data=data, headers=headers, repeats=repeats)
         try:
             return json.loads(text or b"null")
         except ValueError:
@@ -314,11 +366,17 @@ class Connection:
                 raise UnreachableError(why)
         raise found
 
-    def lines(self, path: str, *, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    def lines(
+        self, path: str, kind: TypeForm[T], *, query: Mapping[str, str]
+    ) -> Iterator[T | StreamEnd]:
         """Yield the records of a stream of JSON lines; ends early if the server stops.
+
+        Args:
+            kind: The type of the records.
 
         Raises:
             RayjobsError: the error that the server returned.
+            UnreachableError: a record cannot be read.
             OSError, http.client.HTTPException: the connection was lost.
         """
         answer = self.send("GET", path, query=query)
@@ -326,28 +384,36 @@ class Connection:
             while line := answer.readline():
                 if not line.endswith(b"\n"):
                     raise http.client.IncompleteRead(line)
-                yield json.loads(line)
+                values = json.loads(line)
+                if isinstance(values, Mapping) and values.get("is_end"):
+                    yield StreamEnd(is_end=True)
+                else:
+                    yield self.read_answer(kind, values, f"GET {path}")
         finally:
             self.close()
 
-    def stream(self, path: str, query: Callable[[], Mapping[str, str]]) -> Iterator[dict[str, Any]]:
+    def stream(
+        self, path: str, kind: TypeForm[T], query: Callable[[], Mapping[str, str]]
+    ) -> Iterator[T | None]:
         """Yield the records of a stream to its end, reconnecting after a lost connection.
 
         Args:
+            kind: The type of the records.
             query: Called at each start; its result says where the stream continues.
 
-        Yields an empty record after a lost connection.
+        Yields None after a lost connection.
 
         Raises:
             RayjobsError: the error that the server returned, or nothing arrived for two minutes.
+            UnreachableError: a record cannot be read.
         """
         since_s = time.monotonic()
         while True:
             lost: UnreachableError | None = None
             try:
-                for record in self.lines(path, query=query()):
+                for record in self.lines(path, kind, query=query()):
                     since_s = time.monotonic()
-                    if record.get("is_end"):
+                    if isinstance(record, StreamEnd):
                         return
                     yield record
             except (OSError, ValueError, http.client.HTTPException) as error:
@@ -358,7 +424,7 @@ class Connection:
                 lost = error
             if lost is not None and time.monotonic() - since_s > AWAY_S:
                 raise lost
-            yield {}
+            yield None
             time.sleep(AGAIN_S)
 
 
@@ -506,7 +572,7 @@ def upload(
     Args:
         count: Called with the number of bytes that the server has received since the last call.
     """
-    offset = int(server.json("PUT", f"/v1/uploads/{name}"))
+    offset = server.ask("PUT", f"/v1/uploads/{name}", int)
     count(offset)
     while offset < size:
         stream.seek(offset)
@@ -514,13 +580,6 @@ def upload(
         if not data:
             raise OSError("the file became shorter while it was read")
         # The offset makes a repeat safe: the server does not write bytes twice.
-        answer = server.whole(
-            "PATCH",
-            f"/v1/uploads/{name}",
-            query={"offset": str(offset)},
-            data=data,
-            headers={"Content-Type": "application/octet-stream"},
-            repeats=True,
-        )
-        sent, offset = offset, int(json.loads(answer))
+        sent, at = offset, {"offset": str(offset)}
+        offset = server.ask("PATCH", f"/v1/uploads/{name}", int, query=at, body=data, repeats=True)
         count(offset - sent)

@@ -14,35 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError, SnapshotError, StoreError
-from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.snapshots.unpack import is_of_key, require_key
 from rayjobs.workspace.blobs import CHUNK_BYTES, Blob, blob_key, check_digest
+from rayjobs.workspace.http_messages import Part, Parts
 from rayjobs.workspace.s3_blobs import S3Blobs
 from rayjobs.workspace.s3_source import MOST_PARTS, PART_BYTES
 
 VALID_S = 3600
 PARTS_TOGETHER = 100  # URLs in one answer; the client asks again for more
-
-
-@dataclass(frozen=True)
-class Part:
-    """A missing part of an upload.
-
-    Attributes:
-        number: Its number, 1 or more.
-        url: The URL to which a PUT stores it, valid for an hour.
-    """
-
-    number: int
-    url: str
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The first missing parts of an upload, and the size of a part in bytes."""
-
-    part_bytes: int
-    missing: list[Part]
 
 
 class Presigned:

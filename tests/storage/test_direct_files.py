@@ -25,6 +25,7 @@ from rayjobs.workspace import s3_blobs, s3_presigned, users
 from rayjobs.workspace.blobs import blob_key
 from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.folder import open_workspace
+from rayjobs.workspace.http_messages import KeepRequest
 from rayjobs.workspace.logins import Login
 from rayjobs.workspace.s3_blobs import S3Blobs
 from rayjobs.workspace.s3_presigned import Presigned
@@ -230,7 +231,7 @@ def test_lost_response_is_repeated(
     whole = client._keep
     kept = []
 
-    def twice(name: str, body: dict[str, object]) -> object:
+    def twice(name: str, body: KeepRequest) -> object:
         kept.append(whole(name, body))
         return whole(name, body)
 

@@ -130,6 +130,7 @@ def test_license_matches_its_declaration(pyproject: dict[str, Any]) -> None:
 # The only values of messages that take any JSON, and the reasons.
 UNTYPED = {
     "rayjobs.containers.asking.ImageFacts.facts": "output of a probe, read by rayjobs.environments",
+    "rayjobs.target.answers.ForwardedAnswer.answer": "read by the class of its operation",
     "rayjobs.injob.run_calls.RunCall.asked": "a request, read by the class that `name` chooses",
     "rayjobs.injob.run_calls.RunAnswer.value": "a value, read by the class of the request",
     "rayjobs.injob.run_calls.RunDetails.details": "Azure ML's details of a run, for users",

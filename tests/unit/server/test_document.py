@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rayjobs.remote import operations, plain
+from rayjobs.remote import operations
 from rayjobs.remote.operations import OPERATIONS
+from rayjobs.workspace import plain
 from tests.unit.server.conftest import Served
 
 

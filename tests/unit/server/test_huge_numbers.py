@@ -12,10 +12,10 @@ import pytest
 
 from rayjobs.jobs.records import ScheduleRecord
 from rayjobs.jobs.writers import ProcessWriter
-from rayjobs.remote import plain
 from rayjobs.server import access
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob, NewRun
+from rayjobs.workspace import plain
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import Role
 from tests.unit.server.conftest import Served

@@ -53,7 +53,7 @@ def test_an_admin_adds_users(served: Served) -> None:
         served.connection("ada").json("POST", TOKENS, body={"user": "ada", "role": "admin"})
     bodies: tuple[dict[str, Any], ...] = ({}, {"user": "a", "days": "x"}, {"user": "a", "role": 3})
     for body in bodies:
-        with pytest.raises(UsageError, match="give `user`"):
+        with pytest.raises(UsageError, match=r"the body cannot be read.*(user|days|role)"):
             root.json("POST", TOKENS, body=body)
     for body in ({"user": "a b"}, {"user": "a", "role": "king"}, {"user": "a", "days": 0}):
         with pytest.raises(UsageError):

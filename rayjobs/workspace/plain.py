@@ -1,8 +1,9 @@
 """Values as plain JSON by their type hints: encoded, decoded, and described as a JSON schema.
 
-A record is an object with its fields, a time is ISO 8601, bytes are base64, a mapping whose keys
-are not texts or numbers is a list of pairs. A number that JSON cannot represent is ``{"$":
-"NaN"}``. Decoding checks types: a value whose type differs from its hint is refused.
+This is the form of everything that travels over HTTP. A record is an object with its fields, a
+time is ISO 8601, bytes are base64, a mapping whose keys are not texts or numbers is a list of
+pairs. A number that JSON cannot represent is ``{"$": "NaN"}``. Decoding checks types: a value whose
+type differs from its hint is refused. A `Message` reads and writes itself.
 """
 
 from __future__ import annotations
@@ -17,11 +18,28 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from rayjobs.core.clock import to_text
+from rayjobs.injob.messages import Message, MessageError
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
 Change = Callable[[Any], Any]
+DESCRIBED_AS = "described_as"
+"""Key in a field's metadata: the hint that its schema shows, if that says more than its type."""
 MOST_DEEP = 100
 _INFINITE = (math.inf, -math.inf)
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -87,6 +105,10 @@ def _is_record(hint: Any) -> bool:
     return isinstance(hint, type) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"))
 
 
+def _is_message(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Message)
+
+
 def _is_spec(hint: Any) -> bool:
     return isinstance(hint, type) and hasattr(hint, "model_validate_json")
 
@@ -130,6 +152,8 @@ def encoder(hint: Any) -> Change:
         return _loose
     if _is_spec(hint):
         return lambda value: json.loads(value.model_dump_json())
+    if _is_message(hint):
+        return lambda value: _loose(value.to_json())
     if _is_record(hint):
         changes = [(name, encoder(one)) for name, (one, _) in fields_of(hint).items()]
         return lambda value: {name: change(getattr(value, name)) for name, change in changes}
@@ -169,6 +193,23 @@ def _encoder_of_parts(origin: Any, inner: tuple[Any, ...]) -> Change:
 
 
 # -- in --------------------------------------------------------------------------------------------
+def read(kind: TypeForm[T], value: object, *, strict: bool = False) -> T:
+    """Return the value of JSON data; see `decoder`.
+
+    Raises:
+        PlainFormError: the data is not of this type.
+    """
+    hint: Any = kind
+    made: T = decoder(hint, strict)(value)
+    return made
+
+
+def written(kind: TypeForm[T], value: T) -> Any:
+    """Return a value of this type as JSON data."""
+    hint: Any = kind
+    return encoder(hint)(value)
+
+
 @cache
 def decoder(hint: Any, strict: bool = False) -> Change:
     """Return a function that converts JSON data to this type; it raises PlainFormError.
@@ -193,6 +234,8 @@ def decoder(hint: Any, strict: bool = False) -> Change:
         return _SIMPLE[hint]
     if _is_spec(hint):
         return lambda value: _spec(hint, value)
+    if _is_message(hint):
+        return lambda value: _message(hint, value)
     if _is_record(hint):
         return _decoder_of_record(hint, strict)
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -278,18 +321,27 @@ def _spec(kind: Any, value: Any) -> Any:
         raise PlainFormError(str(error)) from error
 
 
-def _free(value: Any, depth: int = 0) -> Any:
+def _message(kind: type[Message], value: Any) -> Message:
+    try:
+        # No store keeps it: a target's answer may have any text.
+        return kind.from_json(_free(value, read_text=_same))
+    except MessageError as error:
+        raise PlainFormError(str(error)) from None
+
+
+def _free(value: Any, depth: int = 0, read_text: Change | None = None) -> Any:
     """Return JSON data of any form, after checking for values that no store keeps."""
     if depth > MOST_DEEP:
         raise PlainFormError(f"a value is nested more than {MOST_DEEP} levels deep")
     if isinstance(value, str):
-        return _text(value)
+        return (read_text or _text)(value)
     if isinstance(value, Mapping):
         if len(value) == 1 and value.get("$") in _NUMBERS:
             return _NUMBERS[value["$"]]
-        return {_text(key): _free(one, depth + 1) for key, one in value.items()}
+        read = read_text or _text
+        return {read(key): _free(one, depth + 1, read_text) for key, one in value.items()}
     if isinstance(value, list):
-        return [_free(one, depth + 1) for one in value]
+        return [_free(one, depth + 1, read_text) for one in value]
     if isinstance(value, float):
         return _number(value)  # 1e999 is a valid number in JSON
     return value
@@ -399,6 +451,9 @@ def to_query(hint: Any, value: Any) -> str:
 
 
 # -- described -------------------------------------------------------------------------------------
+_DESCRIBED: dict[str, Any] = {}  # each record by its name in the document
+
+
 def schema(hint: Any, named: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON schema of a type; those of records are added to `named`."""
     if (inner := _optional(hint)) is not None:
@@ -413,6 +468,8 @@ def schema(hint: Any, named: dict[str, Any]) -> dict[str, Any]:
     if hint in _SCHEMAS:
         return dict(_SCHEMAS[hint])
     name = hint.__name__
+    if _DESCRIBED.setdefault(name, hint) is not hint:
+        raise TypeError(f"two records are called {name}: rename one, or the document mixes them up")
     if name not in named:
         named[name] = {}  # a class may refer to itself
         if _is_spec(hint):
@@ -423,12 +480,21 @@ def schema(hint: Any, named: dict[str, Any]) -> dict[str, Any]:
             named[name] = {"enum": [one.value for one in hint]}
         else:
             fields = fields_of(hint)
+            shown = _described(hint)
             named[name] = {
                 "type": "object",
-                "properties": {each: schema(one, named) for each, (one, _) in fields.items()},
+                "properties": {
+                    each: schema(shown.get(each, one), named) for each, (one, _) in fields.items()
+                },
                 "required": [each for each, (_, is_needed) in fields.items() if is_needed],
             }
     return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _described(kind: type) -> dict[str, Any]:
+    """Return the hints that the schema of a record shows instead of its fields' types."""
+    found = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return {one.name: one.metadata[DESCRIBED_AS] for one in found if DESCRIBED_AS in one.metadata}
 
 
 def _schema_of_parts(origin: Any, inner: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
