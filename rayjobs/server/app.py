@@ -98,18 +98,7 @@ def make_app(
     audit = Audit(workspace.store, lines)
     gate = _Gate(guard, requests, audit, lines)
     known = KnownTargets(workspace)
-    by_hand: Routes = [
-        HandlerRoute("GET", "/v1/workspace", Role.VIEWER, _about(workspace), WorkspaceFacts),
-        HandlerRoute("GET", "/v1/user", Role.VIEWER, _whoami, CurrentUser),
-        metrics.route(workspace, requests),
-        *jobs.routes(workspace),
-        *events.routes(workspace),
-        *targets.routes(workspace),
-        *notifications.routes(workspace),
-        *people.routes(workspace),
-        *uploads.routes(workspace, uploads.presigned_of(workspace, bucket)),
-        *datastores.routes(workspace),
-    ]
+    by_hand = routes_by_hand(workspace, requests, bucket)
     routes = [
         gate.route(
             one.verb, one.path, one.role, one.respond, may_repeat=_may_repeat(one.verb, one.path)
@@ -160,6 +149,22 @@ def make_app(
     return Starlette(
         routes=in_order(routes), lifespan=life, exception_handlers={HTTPException: no_route}
     )
+
+
+def routes_by_hand(workspace: OpenWorkspace, requests: metrics.Requests, bucket: str) -> Routes:
+    """Return the routes with handlers of their own; see `make_app`."""
+    return [
+        HandlerRoute("GET", "/v1/workspace", Role.VIEWER, _about(workspace), WorkspaceFacts),
+        HandlerRoute("GET", "/v1/user", Role.VIEWER, _whoami, CurrentUser),
+        metrics.route(workspace, requests),
+        *jobs.routes(workspace),
+        *events.routes(workspace),
+        *targets.routes(workspace),
+        *notifications.routes(workspace),
+        *people.routes(workspace),
+        *uploads.routes(workspace, uploads.presigned_of(workspace, bucket)),
+        *datastores.routes(workspace),
+    ]
 
 
 @dataclass(frozen=True)

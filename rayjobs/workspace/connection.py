@@ -189,7 +189,9 @@ class Connection:
         is_file = isinstance(body, bytes)
         headers = {"Content-Type": "application/octet-stream"} if is_file else None
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        text = self.whole(verb, path, query=query, data=data, headers=headers, repeats=repeats)
+        text = self._send(
+            _whole, verb, path, query=query, data=data, headers=headers, repeats=repeats
+        )
         try:
             return json.loads(text or b"null")
         except ValueError:

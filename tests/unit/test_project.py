@@ -177,6 +177,23 @@ def test_messages_have_no_untyped_value_except_those_listed() -> None:
     assert sorted(untyped) == sorted(UNTYPED)
 
 
+def test_clients_read_the_answers_of_servers_by_their_types() -> None:
+    """`Connection.json` is for the operations alone, which have types of their own."""
+    raw = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for package in PACKAGES
+        for file in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "json"
+    ]
+    assert {place.partition(":")[0] for place in raw} == {
+        "rayjobs/remote/workspace.py",
+        "rayjobs/workspace/connection.py",
+    }, raw
+
+
 def test_protocol_has_no_untyped_value() -> None:
     files = sorted((ROOT / "rayjobs" / "protocol").rglob("*.py"))
     assert len(files) > 5

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import make_dataclass
 from typing import Any
+
+import pytest
 
 from rayjobs.remote import operations
 from rayjobs.remote.operations import OPERATIONS
+from rayjobs.server import app, metrics, openapi
+from rayjobs.server.lines import Lines
+from rayjobs.server.routes import BYTES, JSON
 from rayjobs.workspace import plain
 from tests.unit.server.conftest import Served
 
@@ -28,6 +35,41 @@ def test_each_answer_has_a_schema(served: Served) -> None:
     assert named["JobState"]["enum"][0] == "Queued"
     assert "user" not in named["NewJob"]["required"]
     json.dumps(document, allow_nan=False)
+
+
+def test_the_routes_of_handlers_are_described_by_their_classes(served: Served) -> None:
+    by_hand = app.routes_by_hand(served.workspace, metrics.Requests(Lines(None)), "")
+    assert len(by_hand) > 30
+    paths = openapi.document(by_hand)["paths"]
+    for route in by_hand:
+        entry = paths[re.sub(r":\w+}", "}", route.path)][route.verb.lower()]
+        answers = entry["responses"]
+        (answer,) = (answers.get("200") or answers["206"])["content"].items()
+        is_text = route.answer in (bytes, str) and route.media != JSON
+        assert answer == (route.media, {"schema": {} if is_text else schema_of(route.answer)})
+        if route.body is None:
+            assert "requestBody" not in entry
+            continue
+        (body,) = entry["requestBody"]["content"].items()
+        is_file = route.body is bytes
+        assert body == (
+            (BYTES, {"schema": {}}) if is_file else (JSON, {"schema": schema_of(route.body)})
+        )
+
+
+def schema_of(hint: Any) -> Any:
+    """Return the schema of a type, in which every object has a class."""
+    made = plain.schema(hint, {})
+    assert '"object"' not in json.dumps(made)
+    return made
+
+
+def test_two_records_of_one_name_are_refused() -> None:
+    one = make_dataclass("TwinRecord", [("a", int)])
+    other = make_dataclass("TwinRecord", [("b", int)])
+    plain.schema(one, {})
+    with pytest.raises(TypeError, match="two records are called TwinRecord"):
+        plain.schema(other, {})
 
 
 def references(tree: Any) -> set[str]:

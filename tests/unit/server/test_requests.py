@@ -78,16 +78,16 @@ def test_a_command_that_is_repeated_continues_its_upload(
     client = served.client()
     (tmp_path / "data").write_bytes(os.urandom(9 << 20))
     sent: list[str] = []
-    whole = Connection.whole
+    ask = Connection.ask
 
-    def interrupted(self: Connection, verb: str, path: str, **more: Any) -> bytes:
+    def interrupted(self: Connection, verb: str, path: str, kind: Any, **more: Any) -> Any:
         if verb == "PATCH":
             sent.append(more["query"]["offset"])
             if len(sent) == 2:
                 raise KeyboardInterrupt
-        return whole(self, verb, path, **more)
+        return ask(self, verb, path, kind, **more)
 
-    monkeypatch.setattr(Connection, "whole", interrupted)
+    monkeypatch.setattr(Connection, "ask", interrupted)
     with pytest.raises(KeyboardInterrupt):
         client.blobs.add_file(tmp_path / "data")
     blob = served.client().blobs.add_file(tmp_path / "data")
