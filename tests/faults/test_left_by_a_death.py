@@ -82,7 +82,7 @@ def test_attempt_whose_plan_is_damaged_stays(node: Node, text: str) -> None:
     """Its processes and its socket are not known."""
     one = node.attempt("done_1/a1")
     one.plan.write_text(text)
-    assert node.sweeping.sweep([str(one.root)]) == 0
+    assert node.cleaning.clean([str(one.root)]) == 0
     assert one.work.exists()
 
 
@@ -93,7 +93,7 @@ def test_attempt_of_another_version_is_removed_if_its_plan_can_be_read(node: Nod
     old = {name: plan[name] for name in plan if name != "extras"} | {"mpi": None, "horovod": None}
     one.plan.write_text(json.dumps(old))
     later.plan.write_text(json.dumps({**plan, "colour": "red", "version": 2}))
-    assert node.sweeping.sweep([str(one.root), str(later.root)]) == 1
+    assert node.cleaning.clean([str(one.root), str(later.root)]) == 1
     assert not one.root.exists() and later.root.exists()
 
 
