@@ -27,7 +27,7 @@ from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
-from rayjobs.policy import Decisions, Limits, Promise, Shape, Situation
+from rayjobs.policy import Decisions, Limits, Reservation, Shape, Situation
 from rayjobs.protocol.agent import Cluster, NodeInfo
 from rayjobs.target.answers import (
     AllocatedShape,
@@ -134,7 +134,7 @@ class Engine:
         self.tidying = Tidying(self._parts, board, self.attempts, self._recovery)
         # The last decision, while jobs wait.
         self.decisions: Decisions | None = None
-        self._promise: Promise | None = None
+        self._reservation: Reservation | None = None
         # The change token of each store at which this actor was seen to own the workspace.
         self._claims: dict[str, tuple[Served, Change]] = {}
         self._again_s = self._pause_ends_s = float("-inf")
@@ -277,12 +277,12 @@ class Engine:
             self.nodes = await self.cluster.nodes()
             waiting = await self._decide(views)
         if not waiting:
-            self.decisions = self._promise = None
+            self.decisions = self._reservation = None
         now_s = self.clock.monotonic_s()
         if now_s - self._tidied_s > TIDY_S:
             self._tidied_s = now_s
             self.nodes = await self.cluster.nodes()
-            if self._promise is None:  # otherwise the freed capacity is reserved
+            if self._reservation is None:  # otherwise the freed capacity is reserved
                 self.allocations.hasten(
                     self.pending_nodes.capacities_of(self.allocations, self.nodes)
                 )
@@ -317,14 +317,14 @@ class Engine:
             may_start=self.pending_nodes.may_start(self.nodes, self.allocations),
             limits=self._limits(),
             now_s=self.clock.now().timestamp(),
-            promise=self._promise,
+            reservation=self._reservation,
         )
         if not records or (self.decisions is not None and self._holds(self.decisions, situation)):
             return len(records)
         decisions = await _think(count, policy.decide, situation)
         if self.is_retired:  # checked last: nothing else runs from here on
             return len(records)
-        self.decisions, self._promise = decisions, decisions.promise
+        self.decisions, self._reservation = decisions, decisions.reservation
         self._decide_again(decisions)
         capacities = list(decisions.capacities)
         for start in decisions.starts:
@@ -346,7 +346,7 @@ class Engine:
             not decisions.starts
             and not decisions.preempts
             and now.waiting is then.waiting
-            and now.promise == then.promise
+            and now.reservation == then.reservation
             and now.limits == then.limits
             and list(now.capacities) == list(then.capacities)
             and now.may_start == then.may_start
@@ -394,7 +394,7 @@ class Engine:
         """
         key = served.key(job.id)
         idle = self.allocations.idle_like(served, shape, nodes)
-        if idle is None and self._promise is None:
+        if idle is None and self._reservation is None:
             idle = self.allocations.idle_like(served, shape)
             moved = None if idle is None else policy.move(capacities, shape, nodes, idle.nodes)
             capacities, idle = (capacities, None) if moved is None else (moved, idle)

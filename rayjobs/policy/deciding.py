@@ -12,7 +12,7 @@ from rayjobs.policy.order import SortKey, line_of, used_by_users
 from rayjobs.policy.preempting import is_enough_ending, victims
 from rayjobs.policy.records import (
     Preempt,
-    Promise,
+    Reservation,
     Rule,
     Situation,
     Start,
@@ -102,7 +102,7 @@ class _Pass:
             by_key=self.by_key,
             starts=tuple(self.starts),
             preempts=tuple(self.preempts),
-            promise=None if self.kept is None else self.kept.promise,
+            reservation=None if self.kept is None else self.kept.reservation,
             line=tuple(job.key for job in self.line if job.key not in refused),
             refused=refused,
             head=None if self.head is None else self.head.key,
@@ -194,7 +194,7 @@ class _Pass:
     def _stop_at(self, job: Waiting) -> None:
         """Make the first job without capacity wait, and reserve its capacity."""
         self.head = job
-        old = self.situation.promise
+        old = self.situation.reservation
         slots = self._slots()
         if slots < 1:
             self.head_rule = Rule.TARGET_JOBS
@@ -212,7 +212,7 @@ class _Pass:
             least(capacity, self.spare.get(capacity.node_id)) for capacity in self.capacities
         ]
 
-    def _preempt_for(self, job: Waiting, sort_key: SortKey, slots: float) -> Promise | None:
+    def _preempt_for(self, job: Waiting, sort_key: SortKey, slots: float) -> Reservation | None:
         """Select the jobs to preempt for the head; return the reservation of their capacity."""
         if is_enough_ending(job, self.running, self.capacities, slots=slots):
             self.head_rule = Rule.YIELDING
@@ -239,7 +239,7 @@ class _Pass:
             replace(one, is_ending=True) if one.key in preempted else one for one in self.running
         ]
         self.head_rule = Rule.YIELDING
-        return Promise(
+        return Reservation(
             key=job.key, nodes=nodes, at_s=self.now_s, by_preemption=True, shape=job.shape
         )
 

@@ -8,7 +8,7 @@ from dataclasses import field
 from functools import cached_property
 
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.policy.records import Preempt, Promise, Rule, Running, Situation, Start, Waiting
+from rayjobs.policy.records import Preempt, Reservation, Rule, Running, Situation, Start, Waiting
 from rayjobs.policy.reserving import Kept
 from rayjobs.policy.shapes import NodeCapacity
 
@@ -23,8 +23,8 @@ class Decisions:
     Attributes:
         situation: The input of the decision.
         starts: Start these, in this order.
-        preempts: Preempt these; pass `promise` on to keep their capacity reserved.
-        promise: The reservation for the first in line; None if no job waits for capacity.
+        preempts: Preempt these; pass `reservation` on to keep their capacity reserved.
+        reservation: The reservation for the first in line; None if no job waits for capacity.
         line: Keys of all jobs in line, including those that start.
         refused: Why the other jobs are not in line.
         head: The first waiting job in line; None if none waits.
@@ -38,7 +38,7 @@ class Decisions:
     by_key: Mapping[str, Waiting]
     starts: tuple[Start, ...] = ()
     preempts: tuple[Preempt, ...] = ()
-    promise: Promise | None = None
+    reservation: Reservation | None = None
     line: tuple[str, ...] = ()
     refused: Mapping[str, Rule] = field(default_factory=dict)
     head: str | None = None

@@ -110,10 +110,10 @@ def explain(decisions: Decisions, key: str) -> Decision:
     latest_s = None
     if (
         key == decisions.head
-        and decisions.promise is not None
-        and decisions.promise.at_s is not None
+        and decisions.reservation is not None
+        and decisions.reservation.at_s is not None
     ):
-        latest_s = decisions.promise.at_s - decisions.situation.now_s
+        latest_s = decisions.reservation.at_s - decisions.situation.now_s
         if latest_s <= 0:
             latest_s = (
                 None  # unknown: others were preempted, or its resources are held beyond the limit
@@ -244,12 +244,12 @@ def _would_start(decisions: Decisions, changed: Waiting) -> bool:
     before = decisions.situation
     waiting = [changed if one.key == changed.key else one for one in before.waiting]
     situation = replace(before, waiting=waiting)
-    if decisions.starts or decisions.preempts or decisions.promise != before.promise:
+    if decisions.starts or decisions.preempts or decisions.reservation != before.reservation:
         if changed.key not in decide(situation).started:
             return False
         # By the time of the change, the decisions will have been carried out.
         situation = replace(situation, **_carried_out(decisions, waiting))
-    return changed.key in decide(replace(situation, promise=decisions.promise)).started
+    return changed.key in decide(replace(situation, reservation=decisions.reservation)).started
 
 
 def _carried_out(decisions: Decisions, waiting: Sequence[Waiting]) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def _sooner(decisions: Decisions, job: Waiting) -> Iterator[tuple[Waiting, Advic
 def _priority_to_be_first(decisions: Decisions, job: Waiting) -> int | None:
     """Return the lowest priority that puts the job before the head, or None."""
     assert decisions.head is not None
-    if decisions.promise is not None and decisions.promise.by_preemption:
+    if decisions.reservation is not None and decisions.reservation.by_preemption:
         return None
     head, limits, now_s = (
         decisions.by_key[decisions.head],

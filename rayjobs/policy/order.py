@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rayjobs.jobs.outcomes import LONGEST_PAUSE_S
-from rayjobs.policy.records import Limits, Promise, Rule, Running, Situation, Waiting
+from rayjobs.policy.records import Limits, Reservation, Rule, Running, Situation, Waiting
 
 SortKey = tuple[float, float, int, float, tuple[str, int, str]]
 
@@ -62,7 +62,7 @@ def line_of(situation: Situation) -> tuple[list[Waiting], dict[str, SortKey], di
     for group, members in groups.items():
         line += _members(members, active[group], situation, sort_keys, refused)
     line.sort(key=lambda job: sort_keys[job.key])
-    return _preempting_first(line, situation.promise), sort_keys, refused
+    return _preempting_first(line, situation.reservation), sort_keys, refused
 
 
 def _members(
@@ -86,10 +86,10 @@ def _members(
     return allowed
 
 
-def _preempting_first(line: list[Waiting], promise: Promise | None) -> list[Waiting]:
-    if promise is not None and promise.by_preemption:
+def _preempting_first(line: list[Waiting], reservation: Reservation | None) -> list[Waiting]:
+    if reservation is not None and reservation.by_preemption:
         for index, job in enumerate(line):
-            if job.key == promise.key:
+            if job.key == reservation.key:
                 return [job, *line[:index], *line[index + 1 :]]
     return line
 

@@ -160,7 +160,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
+class Reservation:
     """The reservation for the first in line. Pass it to the next decision.
 
     Attributes:
@@ -170,7 +170,7 @@ class Promise:
             unknown, so no job that passes it gets any of its capacity.
         by_preemption: Running jobs were preempted for it: it stays first until it starts.
         shape: The job's shape at that time; None: the same as now. A job whose shape has changed
-            gets a new promise.
+            gets a new reservation.
     """
 
     key: str
@@ -188,7 +188,7 @@ class Situation:
         capacities: Every living node with its free capacity; then nodes that may start
             (`NodeCapacity.is_up` is false).
         may_start: How many of those may start together; None: all.
-        promise: The last decision's reservation for the first in line.
+        reservation: The last decision's reservation for the first in line.
     """
 
     waiting: Sequence[Waiting]
@@ -196,7 +196,7 @@ class Situation:
     capacities: Sequence[NodeCapacity] = ()
     limits: Limits = field(default_factory=Limits)
     now_s: float = 0.0
-    promise: Promise | None = None
+    reservation: Reservation | None = None
     may_start: int | None = None
 
 

@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.policy.durations import latest_end_s, likely_end_s, source_of
-from rayjobs.policy.records import Promise, Running, Waiting
+from rayjobs.policy.records import Reservation, Running, Waiting
 from rayjobs.policy.shapes import NodeCapacity, Shape, take
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The promise to the first in line, and what it leaves for others.
+    """The reservation for the first in line, and what it leaves for others.
 
     Attributes:
-        promise: None if no set of nodes could fit it.
+        reservation: None if no set of nodes could fit it.
         likely_s: When it will probably start; None: unknown.
         basis: The basis of `likely_s`.
         source: The runs that the basis refers to, for users.
-        spare: For each promised node, its capacity next to the promised job: available to jobs
+        spare: For each reserved node, its capacity next to the head: available to jobs
             without a time limit.
     """
 
-    promise: Promise | None
+    reservation: Reservation | None
     likely_s: float | None
     basis: str
     spare: Mapping[str, NodeCapacity]
@@ -38,9 +38,11 @@ class Kept:
         If a job without a limit uses that capacity, there is no latest start, and only the likely
         start decides.
         """
-        if self.promise is None or self.likely_s is None:
+        if self.reservation is None or self.likely_s is None:
             return -math.inf
-        return min(math.inf if self.promise.at_s is None else self.promise.at_s, self.likely_s)
+        return min(
+            math.inf if self.reservation.at_s is None else self.reservation.at_s, self.likely_s
+        )
 
 
 def keep(
@@ -49,14 +51,14 @@ def keep(
     capacities: Sequence[NodeCapacity],
     *,
     now_s: float,
-    old: Promise | None,
+    old: Reservation | None,
     slots: float = math.inf,
 ) -> Kept:
     """Return the reservation for `head`, which may not start in `capacities` now.
 
     The nodes are those that are free first if every running job uses its whole time limit. They
     stay reserved until the job starts, so no later decision gives them to another job, and the
-    promised time can only get earlier.
+    latest start can only get earlier.
 
     Args:
         slots: How many more jobs the target may run.
@@ -88,12 +90,12 @@ def keep(
     if nodes is None:
         return _keep_of_empty(head, capacities)
     at_s = latest_end_s(by_latest[index - 1], now_s) if index else now_s
-    promised = None if math.isinf(at_s) else at_s
+    latest_s = None if math.isinf(at_s) else at_s
     if same is not None and same.at_s is not None and same.nodes == nodes:
-        promised = same.at_s if promised is None else min(promised, same.at_s)
+        latest_s = same.at_s if latest_s is None else min(latest_s, same.at_s)
     by_preemption = same is not None and same.by_preemption
     if by_preemption:
-        promised = now_s
+        latest_s = now_s
     later = {
         capacity.node_id: capacity for capacity in with_capacity_of(by_latest[:index], capacities)
     }
@@ -101,10 +103,10 @@ def keep(
         node: later[node].plus(*_negative(head.shape, count))
         for node, count in Counter(nodes).items()
     }
-    promise = Promise(
-        key=head.key, nodes=nodes, at_s=promised, by_preemption=by_preemption, shape=head.shape
+    reservation = Reservation(
+        key=head.key, nodes=nodes, at_s=latest_s, by_preemption=by_preemption, shape=head.shape
     )
-    return Kept(promise, likely_s, basis, spare, source)
+    return Kept(reservation, likely_s, basis, spare, source)
 
 
 def likely_start(
@@ -138,8 +140,8 @@ def _keep_of_empty(head: Waiting, capacities: Sequence[NodeCapacity]) -> Kept:
         node: totals[node].plus(*_negative(head.shape, count))
         for node, count in Counter(taken[1]).items()
     }
-    promise = Promise(key=head.key, nodes=taken[1], at_s=None, shape=head.shape)
-    return Kept(promise, None, "", spare)
+    reservation = Reservation(key=head.key, nodes=taken[1], at_s=None, shape=head.shape)
+    return Kept(reservation, None, "", spare)
 
 
 def least(one: NodeCapacity, other: NodeCapacity | None) -> NodeCapacity:

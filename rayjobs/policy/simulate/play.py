@@ -14,7 +14,7 @@ from rayjobs.policy import (
     Decisions,
     Limits,
     NodeCapacity,
-    Promise,
+    Reservation,
     Running,
     Shape,
     Situation,
@@ -190,7 +190,7 @@ class _World:
         self.ends: list[tuple[float, int, str]] = []
         self.spell: dict[str, int] = {}
         self.spells = 0
-        self.promise: Promise | None = None
+        self.reservation: Reservation | None = None
         self.now_s = 0.0
 
     def run(self) -> list[Outcome]:
@@ -260,11 +260,11 @@ class _World:
                 capacities=list(self.capacities.values()),
                 limits=self.limits,
                 now_s=self.now_s,
-                promise=self.promise,
+                reservation=self.reservation,
             )
         )
         self.watch(decisions)
-        self.promise = decisions.promise
+        self.reservation = decisions.reservation
         for start in decisions.starts:
             self._start(self.waiting.pop(start.key), start.nodes)
         for one in decisions.preempts:

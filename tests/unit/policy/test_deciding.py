@@ -207,8 +207,8 @@ def test_job_guaranteed_to_end_in_time_is_backfilled() -> None:
     capacities = [less(capacity(), busy)]
     plan = decide(Situation(waiting=waiting, running=[busy], capacities=capacities, now_s=10))
     assert [(one.key, one.backfilled) for one in plan.starts] == [("short", True)]
-    assert plan.promise is not None
-    assert plan.promise.nodes == ("n0",)
+    assert plan.reservation is not None
+    assert plan.reservation.nodes == ("n0",)
     explanation = explain(plan, "head")
     assert explanation.estimate_s == 2990
     assert explanation.basis == "history"
@@ -256,8 +256,8 @@ def test_reservation_is_kept_while_the_head_waits() -> None:
     plan = decide(
         Situation(waiting=waiting, running=[first, second], capacities=capacities, now_s=1)
     )
-    assert plan.promise is not None
-    assert plan.promise.nodes == ("n0",)
+    assert plan.reservation is not None
+    assert plan.reservation.nodes == ("n0",)
     # The other job is about to end now, but the reservation does not move.
     soon = runs("second", "n1", cpus=4, max_duration_s=20.0)
     again = decide(
@@ -266,10 +266,10 @@ def test_reservation_is_kept_while_the_head_waits() -> None:
             running=[first, soon],
             capacities=capacities,
             now_s=2,
-            promise=plan.promise,
+            reservation=plan.reservation,
         )
     )
-    assert again.promise == plan.promise
+    assert again.reservation == plan.reservation
 
 
 def test_job_requesting_more_gets_a_new_reservation() -> None:
@@ -283,7 +283,7 @@ def test_job_requesting_more_gets_a_new_reservation() -> None:
     )
     plan = decide(situation)
     assert explain(plan, "head").latest_s is not None  # at the limit of one of the two
-    grown = replace(situation, waiting=[job("head", at=1, cpus=4)], promise=plan.promise)
+    grown = replace(situation, waiting=[job("head", at=1, cpus=4)], reservation=plan.reservation)
     assert explain(decide(grown), "head").latest_s is None  # it needs the endless one's CPUs too
 
 
@@ -314,14 +314,14 @@ def test_the_heads_share_of_its_users_limit_is_kept_for_it() -> None:
     plan = decide(replace(situation, limits=Limits(jobs_per_user=1)))
     assert started(plan) == []
     assert plan.rule("mate") is Rule.LINE
-    assert plan.promise is not None
+    assert plan.reservation is not None
     later = replace(
         situation,
         running=[],
         capacities=[capacity(cpus=16, gpus=8)],
         limits=Limits(jobs_per_user=1),
-        now_s=plan.promise.at_s or 0.0,
-        promise=plan.promise,
+        now_s=plan.reservation.at_s or 0.0,
+        reservation=plan.reservation,
     )
     assert started(decide(later)) == ["head", "other"]
 
@@ -363,8 +363,8 @@ def test_a_head_that_waits_for_a_slot_is_promised_the_first_end() -> None:
         limits=Limits(jobs=1),
     )
     plan = decide(situation)
-    assert plan.promise is not None
-    assert explain(plan, "head").latest_s == plan.promise.at_s == 1060
+    assert plan.reservation is not None
+    assert explain(plan, "head").latest_s == plan.reservation.at_s == 1060
 
 
 # -- preemption ----------------------------------------------------------------------------------
@@ -381,8 +381,8 @@ def test_job_losing_least_is_preempted_and_its_capacity_reserved() -> None:
     plan = decide(Situation(waiting=[small, head], running=lower, capacities=capacities, now_s=100))
     assert [(one.key, one.by) for one in plan.preempts] == [("young", "head")]
     assert plan.rule("head") is Rule.YIELDING
-    assert plan.promise is not None
-    assert plan.promise.by_preemption
+    assert plan.reservation is not None
+    assert plan.reservation.by_preemption
 
     ending = [lower[0], runs("young", "n0", cpus=2, preemptible=True, is_ending=True)]
     again = decide(
@@ -391,7 +391,7 @@ def test_job_losing_least_is_preempted_and_its_capacity_reserved() -> None:
             running=ending,
             capacities=capacities,
             now_s=101,
-            promise=plan.promise,
+            reservation=plan.reservation,
         )
     )
     assert not again.preempts  # a job is preempted only once
@@ -405,7 +405,7 @@ def test_job_losing_least_is_preempted_and_its_capacity_reserved() -> None:
             running=[lower[0]],
             capacities=[less(capacity(), lower[0])],
             now_s=103,
-            promise=again.promise,
+            reservation=again.reservation,
         )
     )
     assert started(last) == ["head"]

@@ -15,7 +15,7 @@ from rayjobs.policy import (
     Decisions,
     Limits,
     NodeCapacity,
-    Promise,
+    Reservation,
     Rule,
     Running,
     Shape,
@@ -97,11 +97,11 @@ def situations(draw: st.DrawFn) -> Situation:
         )
         for index in range(draw(st.integers(0, 10)))
     ]
-    promise = None
+    reservation = None
     is_promised = bool(waiting) and draw(st.booleans())
     if is_promised:
         one_of = draw(st.sampled_from(waiting))
-        promise = Promise(
+        reservation = Reservation(
             key=one_of.key,
             nodes=tuple(draw(st.sampled_from(["n0", "gone"])) for _ in range(one_of.shape.nodes)),
             at_s=draw(st.sampled_from([None, 6000.0])),
@@ -113,7 +113,7 @@ def situations(draw: st.DrawFn) -> Situation:
         capacities=capacities,
         limits=draw(limit_sets),
         now_s=5000.0,
-        promise=promise,
+        reservation=reservation,
     )
 
 
@@ -137,9 +137,9 @@ def test_single_decision_keeps_the_rules(situation: Situation) -> None:
         assert not victim.is_ending
         assert victim.priority < head.priority
         assert sort_key(victim, situation.limits) > sort_key(head, situation.limits)
-        assert plan.promise is not None
-        assert plan.promise.by_preemption
-        assert plan.promise.key == one.by == plan.head
+        assert plan.reservation is not None
+        assert plan.reservation.by_preemption
+        assert plan.reservation.key == one.by == plan.head
     for key in waiting:  # every job has an explanation, which is valid JSON
         explanation = explain(plan, key)
         assert explanation.reason
@@ -182,7 +182,7 @@ def carried_out(plan: Decisions) -> Situation:
         waiting=[one for one in situation.waiting if one.key not in plan.started],
         running=running + [as_running(waiting[one.key], one.nodes) for one in plan.starts],
         capacities=plan.capacities,
-        promise=plan.promise,
+        reservation=plan.reservation,
     )
 
 
@@ -259,7 +259,7 @@ def test_reason_and_numbers_are_true_after_the_plan(
                 assert take_first(emptied, one.shape) is None
     # Jobs reported as waiting do wait, as long as nothing else happens. (A member that has started
     # moves the others of its group back in the queue, and a void reservation ends then.)
-    if situation.promise is None and all(one.group is None for one in situation.waiting):
+    if situation.reservation is None and all(one.group is None for one in situation.waiting):
         assert not decide(now).starts
 
 
@@ -273,7 +273,7 @@ def test_the_order_of_the_rows_does_not_matter(situation: Situation) -> None:
     assert one.starts == other.starts
     assert one.line == other.line
     assert set(one.preempts) == set(other.preempts)
-    assert one.promise == other.promise
+    assert one.reservation == other.reservation
 
 
 @settings(max_examples=100, deadline=None)
@@ -281,7 +281,7 @@ def test_the_order_of_the_rows_does_not_matter(situation: Situation) -> None:
 def test_waiting_keeps_the_order(situation: Situation, later_s: int) -> None:
     """Of two waiting jobs without a group, the first stays first however long both wait."""
     alone = [replace(one, group=None) for one in situation.waiting]
-    now = replace(situation, waiting=alone, promise=None, running=())
+    now = replace(situation, waiting=alone, reservation=None, running=())
     then = replace(now, now_s=now.now_s + later_s)
     assert decide(now).line == decide(then).line
 
@@ -378,12 +378,12 @@ def check_never_too_many(outcomes: list[Outcome]) -> None:
         assert all(cpus <= POOL.cpus for cpus in used.values())
 
 
-def first_head(trace: list[TraceJob], limits: Limits) -> tuple[str, Promise | None] | None:
+def first_head(trace: list[TraceJob], limits: Limits) -> tuple[str, Reservation | None] | None:
     """Return the head of the queue after the first decision, and its reservation."""
-    seen: list[tuple[str, Promise | None] | None] = []
+    seen: list[tuple[str, Reservation | None] | None] = []
 
     def look(plan: Decisions) -> None:
-        seen.append(None if plan.head is None else (plan.head, plan.promise))
+        seen.append(None if plan.head is None else (plan.head, plan.reservation))
 
     play(trace, POOL, limits, watch=look)
     return seen[0]
@@ -414,11 +414,11 @@ def test_the_head_starts_by_its_promise_whatever_the_times(trace: list[TraceJob]
     found = first_head(at_once, limits)
     if found is None:
         return
-    head, promise = found
-    assert promise is not None
-    assert promise.at_s is not None
+    head, reservation = found
+    assert reservation is not None
+    assert reservation.at_s is not None
     starts = {one.job.job: one.started_s for one in play(at_once, POOL, limits)}
-    assert (starts[head] or 0.0) <= promise.at_s
+    assert (starts[head] or 0.0) <= reservation.at_s
 
 
 gpu_jobs = st.builds(
@@ -455,9 +455,9 @@ def test_the_head_starts_by_its_promise_within_limits(
         sort_keys = {one.key: sort_key(one, limits) for one in plan.situation.waiting}
         if any(sort_keys[key] < sort_keys[plan.head] for key in plan.refused):
             passed.add(plan.head)
-        assert plan.promise is not None
-        assert plan.promise.at_s is not None
-        promised.setdefault(plan.head, plan.promise.at_s)
+        assert plan.reservation is not None
+        assert plan.reservation.at_s is not None
+        promised.setdefault(plan.head, plan.reservation.at_s)
     promised = {key: at_s for key, at_s in promised.items() if key not in passed}
     late = {key: at_s for key, at_s in promised.items() if (starts[key] or 0.0) > at_s}
     assert not late
