@@ -14,7 +14,8 @@ from rayjobs.core.errors import RayjobsError
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.server.workers import with_token
 from rayjobs.store.base import Store
-from rayjobs.workspace import users
+from rayjobs.workspace import plain, users
+from rayjobs.workspace.http_messages import ErrorFacts
 from rayjobs.workspace.users import Role, Token
 
 KNOWN_FOR_S = 1.0  # a revoked token is refused after this time at the latest
@@ -210,7 +211,13 @@ def error_answer(
     status: int, kind: str, message: str, headers: dict[str, str] | None = None
 ) -> Response:
     """Return the answer for an error; its kind is the class that clients raise."""
-    body = {"error": {"kind": kind, "message": message}}
+    return answer_of(status, ErrorFacts(kind, message), headers)
+
+
+def answer_of(status: int, facts: ErrorFacts, headers: dict[str, str] | None = None) -> Response:
+    """Return the answer for an error."""
+    values = plain.written(ErrorFacts, facts)
+    body = {"error": {name: one for name, one in values.items() if one is not None}}
     return JSONResponse(body, status_code=status, headers=headers)
 
 

@@ -48,7 +48,7 @@ from rayjobs.server import (
     timekeeping,
     uploads,
 )
-from rayjobs.server.access import Caller, Guard, Handler, Refusal, error_answer
+from rayjobs.server.access import Caller, Guard, Handler, Refusal, answer_of, error_answer
 from rayjobs.server.audit import Audit
 from rayjobs.server.bodies import MOST_BODY, MOST_QUESTION, bytes_of, object_in
 from rayjobs.server.known_targets import KnownTargets
@@ -65,7 +65,7 @@ from rayjobs.submit.project import LOCAL, TARGET_VARIABLE, stored_choice
 from rayjobs.workspace import plain
 from rayjobs.workspace.blobs import check_key
 from rayjobs.workspace.folder import OpenWorkspace
-from rayjobs.workspace.http_messages import CurrentUser, WorkspaceFacts
+from rayjobs.workspace.http_messages import CurrentUser, ErrorFacts, WorkspaceFacts
 from rayjobs.workspace.users import Role
 
 if TYPE_CHECKING:
@@ -259,11 +259,6 @@ def _status_of(error: Exception) -> int:
 
 
 def _refused(error: Exception, lines: Lines, *, may_repeat: bool) -> Response:
-    more: dict[str, Any] = {}
-    if isinstance(error, SpecError):
-        more["problems"] = [vars(one) for one in error.problems]
-    if isinstance(error, RayjobsError) and "matches" in error.values:
-        more["matches"] = list(error.values["matches"])
     status = _status_of(error)
     # A request must not be repeated if it may have had an effect that a repetition would double:
     # after an error, clients repeat a request only if the answer has this header.
@@ -273,8 +268,14 @@ def _refused(error: Exception, lines: Lines, *, may_repeat: bool) -> Response:
     if message != whole and status >= 500:
         lines.add(f"{status} {' '.join(whole.split())}")
         message += "; the server's log says more"
-    body = {"error": {"kind": type(error).__name__, "message": message, **more}}
-    return JSONResponse(body, status_code=status, headers=headers)
+    matches = error.values.get("matches") if isinstance(error, RayjobsError) else None
+    facts = ErrorFacts(
+        kind=type(error).__name__,
+        message=message,
+        problems=list(error.problems) if isinstance(error, SpecError) else None,
+        matches=None if matches is None else list(matches),
+    )
+    return answer_of(status, facts, headers)
 
 
 def _about(workspace: OpenWorkspace) -> Callable[[Request, Caller], Awaitable[WorkspaceFacts]]:

@@ -11,6 +11,7 @@ from rayjobs.remote import operations
 from rayjobs.remote.operations import OPERATIONS, Operation
 from rayjobs.server.routes import BYTES, JSON, LINES, HandlerRoute, Routes
 from rayjobs.workspace import plain
+from rayjobs.workspace.http_messages import ErrorAnswer
 from rayjobs.workspace.users import Role
 
 _ERRORS = {
@@ -25,22 +26,6 @@ _ERRORS = {
     "422": "The value is invalid.",
     "429": "Too many requests.",
     "503": "The store or the storage cannot be reached.",
-}
-_ERROR = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "kind": {"type": "string"},
-                "message": {"type": "string"},
-                "problems": {"type": "array", "items": {"type": "object"}},
-                "matches": {"type": "array", "items": {"type": "string"}},
-            },
-            "required": ["kind", "message"],
-        }
-    },
-    "required": ["error"],
 }
 _TEXT: dict[str, Any] = {"type": "string"}
 _WHOLE: dict[str, Any] = {"type": "integer", "minimum": 0}
@@ -82,7 +67,8 @@ _SENT = ("JobFilter", "JobChanges", "NewJob", "NewSweep", "NewPipeline", "NewSte
 def document(by_hand: Routes) -> dict[str, Any]:
     """Return the document; `by_hand` are the routes that are not store methods."""
     found: dict[str, dict[str, Any]] = {}
-    named: dict[str, Any] = {"Error": _ERROR}
+    named: dict[str, Any] = {}
+    plain.schema(ErrorAnswer, named)
     for route in by_hand:
         summary = route.path.rpartition("/v1/")[2]
         entry = _add(found, route.verb, route.path, route.role, summary=summary)
@@ -117,7 +103,7 @@ def _add(
     found: dict[str, dict[str, Any]], verb: str, path: str, role: Role, *, summary: str
 ) -> dict[str, Any]:
     bare = _bare(path)
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
     entry: dict[str, Any] = {
         "summary": summary,
         "description": f"Role: {role.name.lower()}.",

@@ -23,7 +23,7 @@ from urllib.parse import SplitResult, quote, urlencode, urlsplit
 from rayjobs.core import errors
 from rayjobs.core.errors import NotFoundError, RayjobsError, UnreachableError, UsageError
 from rayjobs.workspace import plain
-from rayjobs.workspace.http_messages import StreamEnd, WorkspaceFacts
+from rayjobs.workspace.http_messages import ErrorAnswer, StreamEnd, WorkspaceFacts
 from rayjobs.workspace.logins import Login
 
 if TYPE_CHECKING:
@@ -538,19 +538,17 @@ def _error_sent(status: int, body: bytes) -> Exception | None:
 def error_of(status: int, body: bytes, address: str) -> Exception:
     """Return the error for a server's answer."""
     try:
-        sent = json.loads(body)["error"]
-        kind, message = str(sent["kind"]), str(sent["message"])
-    except (ValueError, KeyError, TypeError):
+        sent = plain.read(ErrorAnswer, json.loads(body)).error
+    except ValueError:  # also of a proxy in front of the server
         if status == 404:
             return NotFoundError(f"{address} is not a rayjobs server of this version")
         return UnreachableError(f"{address} answered {status}")
+    kind, message = sent.kind, sent.message
     found = getattr(errors, kind, None)
     if found is errors.SpecError:
-        return errors.SpecError(
-            message, problems=[errors.Problem.from_json(one) for one in sent.get("problems", ())]
-        )
+        return errors.SpecError(message, problems=sent.problems or [])
     if isinstance(found, type) and issubclass(found, RayjobsError):
-        values = {"matches": tuple(sent["matches"])} if "matches" in sent else {}
+        values = {} if sent.matches is None else {"matches": tuple(sent.matches)}
         return found(message, **values)
     from rayjobs.datastore import errors as data_errors
 

@@ -12,6 +12,7 @@ from dataclasses import field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from rayjobs.core.errors import Problem
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Event
 
@@ -19,6 +20,30 @@ if TYPE_CHECKING:
     from rayjobs.datastore.backends.base import StoredFile
     from rayjobs.workspace.notifications import Subscription
     from rayjobs.workspace.users import Token
+
+
+# -- errors ----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class ErrorFacts:
+    """Why a request was refused or failed; entries that are None are not sent.
+
+    Attributes:
+        kind: The error's class in `rayjobs.core.errors` or `rayjobs.datastore.errors`.
+        problems: Of an invalid spec.
+        matches: The objects among which an ambiguous name does not decide.
+    """
+
+    kind: str
+    message: str
+    problems: list[Problem] | None = None
+    matches: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class ErrorAnswer:
+    """The answer to every request that was refused or failed."""
+
+    error: ErrorFacts
 
 
 # -- the workspace and its users -------------------------------------------------------------------

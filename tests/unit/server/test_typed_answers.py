@@ -12,17 +12,25 @@ from typing import Any
 
 import pytest
 
-from rayjobs.core.errors import UnreachableError
+from rayjobs.core.errors import (
+    NotFoundError,
+    Problem,
+    SpecError,
+    UnreachableError,
+    UsageError,
+)
+from rayjobs.datastore.errors import DataNotFound
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.policy.capacity import Capacity
+from rayjobs.server import access
 from rayjobs.target import wake_client
 from rayjobs.target.answers import ForwardedAnswer, StacksAnswer
 from rayjobs.target.condition import ServedCondition
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.targets import TargetView
+from rayjobs.workspace import connection, plain
 from rayjobs.workspace import http_messages as messages
-from rayjobs.workspace import plain
 from rayjobs.workspace.blobs import Blob
 from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.logins import Login
@@ -108,6 +116,52 @@ FIRST: list[tuple[Any, Any]] = [
     ),
     (ForwardedAnswer, {"is_late": False, "answer": {"ok": True, "version": "0.1.0"}}),
 ]
+
+
+PROBLEM: dict[str, Any] = {
+    "path": "resources.gpus",
+    "message": "too many",
+    "remedy": "",
+    "is_missing": False,
+    "is_unknown_key": False,
+}
+# Errors of the first servers, with the entries of some kinds only.
+ERRORS: list[tuple[dict[str, Any], type[Exception], dict[str, Any]]] = [
+    ({"kind": "UsageError", "message": "no"}, UsageError, {"message": "no"}),
+    (
+        {"kind": "SpecError", "message": "bad", "problems": [PROBLEM]},
+        SpecError,
+        {"problems": (Problem(**PROBLEM),)},
+    ),
+    (
+        {"kind": "NotFoundError", "message": "two", "matches": ["a-1", "a-2"]},
+        NotFoundError,
+        {"values": {"matches": ("a-1", "a-2")}},
+    ),
+    ({"kind": "DataNotFound", "message": "gone"}, DataNotFound, {}),
+    ({"kind": "LaterError", "message": "new"}, UnreachableError, {}),
+    ({"code": 7}, UnreachableError, {}),
+    ({"kind": 7, "message": None}, UnreachableError, {}),
+]
+
+
+@pytest.mark.parametrize(("sent", "kind", "facts"), ERRORS)
+def test_errors_keep_the_form_of_the_first_version(
+    sent: dict[str, Any], kind: type[Exception], facts: dict[str, Any]
+) -> None:
+    for more in ({}, {"of_a_later_version": 1}):
+        body = json.dumps({"error": {**sent, **more}, **more}).encode()
+        found = connection.error_of(409, body, "https://head.example.org")
+        assert type(found) is kind
+        assert {name: getattr(found, name) for name in facts} == facts
+
+
+def test_an_error_has_only_the_entries_of_its_kind() -> None:
+    facts = messages.ErrorFacts("UsageError", "no")
+    assert access.answer_of(400, facts).body == b'{"error":{"kind":"UsageError","message":"no"}}'
+    facts = messages.ErrorFacts("SpecError", "bad", problems=[Problem(**PROBLEM)])
+    (error,) = json.loads(bytes(access.answer_of(422, facts).body)).values()
+    assert error == {"kind": "SpecError", "message": "bad", "problems": [PROBLEM]}
 
 
 @pytest.fixture
