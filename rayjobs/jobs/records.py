@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rayjobs.core.failures import Failure
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.jobs.cancellation import Cancellation
 from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:  # importing pydantic would dominate the time of a listing
@@ -40,6 +41,7 @@ class Job:
         attempt: Number of the latest attempt; 0 before the first. The fencing token.
         reason: Why the job is in its state, for users.
         cancel_requested_at: When a user requested its end; a request, not a state.
+        cancellation: What its reason says as values, if it was canceled on a request; else None.
         priority: The current one; it may have changed since the spec was written.
         display_name: The name for users instead of the spec's; unlike the spec, it may change.
         kind: "job"; "sweep", "array" and others for parents that run nothing themselves;
@@ -78,6 +80,7 @@ class Job:
     placed_at: datetime | None = None
     held: str | None = None
     description: str = ""
+    cancellation: Cancellation | None = None
 
     @property
     def name(self) -> str:
@@ -123,6 +126,7 @@ class JobLine(NamedTuple):  # a frozen dataclass takes five times as long to mak
     array_index: int | None
     placed_at: datetime | None
     held: str | None
+    cancellation: Cancellation | None
 
 
 def name_of(job: Job | JobLine) -> str:

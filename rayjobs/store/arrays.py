@@ -15,7 +15,14 @@ from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
 from rayjobs.store.references import refuse_removed
 from rayjobs.store.requests import NewJob
-from rayjobs.store.rows import failure_of, failure_text, job_of, same_submit, to_json
+from rayjobs.store.rows import (
+    cancellation_text,
+    failure_of,
+    failure_text,
+    job_of,
+    same_submit,
+    to_json,
+)
 
 KIND = "array"
 
@@ -102,13 +109,16 @@ class ArrayEnds(Part):
         elif counts.get(JobState.CANCELED):
             state = JobState.CANCELED
         reason = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
+        cancellation = None
         if state is JobState.CANCELED and array["cancel_requested_at"] is not None:
-            reason = f"{self._canceled_by(connection, array['id'])}; {reason}"
+            cancellation = self._cancellation(connection, array["id"], remarks=reason)
+            reason = cancellation.sentence
         values = {
             "job": array["id"],
             "attempt": array["attempt"],
             "now": now,
             "reason": reason,
+            "cancellation": cancellation_text(cancellation),
             "failure": failure_text(failure),
         }
         old = JobState(array["state"])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rayjobs.core.errors import TransitionError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.cancellation import Cancellation
 from rayjobs.jobs.records import (
     INTERACTIVE,
     Attempt,
@@ -28,7 +29,15 @@ from rayjobs.store.models import refusals, register_all
 from rayjobs.store.pipelines import KIND as PIPELINE
 from rayjobs.store.pipelines import UNFINISHED as UNFINISHED_STEPS
 from rayjobs.store.pipelines import PipelineEnds
-from rayjobs.store.rows import attempt_of, failure_of, failure_text, job_of, time_text, to_json
+from rayjobs.store.rows import (
+    attempt_of,
+    cancellation_text,
+    failure_of,
+    failure_text,
+    job_of,
+    time_text,
+    to_json,
+)
 
 if TYPE_CHECKING:
     from rayjobs.injob.exit_record import ExitRecord
@@ -205,13 +214,16 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
                     return False
             registrations = register_all(connection, row, models, now)
             reason = reason or refusals(registrations)
-            if state is JobState.CANCELED and row["cancel_requested_at"] is not None:
-                reason = _with_canceler(reason, self._canceled_by(connection, job_id))
+            cancellation = None
+            if state is JobState.CANCELED and (row["cancel_requested_at"] or not reason):
+                cancellation = self._cancellation(connection, job_id, remarks=reason)
+                reason = cancellation.sentence
             values = {
                 "job": job_id,
                 "attempt": attempt,
                 "now": now,
                 "reason": reason,
+                "cancellation": cancellation_text(cancellation),
                 "failure": failure_text(failure),
                 "outcome": str(outcome or state),
             }
@@ -272,8 +284,9 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
             if connection.execute(transitions.REQUEUE, values).fetchone() is None:
                 # The cancel request came first; the queue would never start the job.
                 new = JobState.CANCELED
-                by = self._canceled_by(connection, job_id)
-                reason = values["reason"] = f"{by} instead of queued again ({reason})"
+                canceled = self._cancellation(connection, job_id, requeue_reason=reason)
+                reason = values["reason"] = canceled.sentence
+                values["cancellation"] = cancellation_text(canceled)
                 stated = _stated_failure(connection, row, new)
                 if stated is not None:
                     new = JobState.FAILED
@@ -368,9 +381,13 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
         is_ending = state.is_final or row["cancel_requested_at"] is not None
         if row["kind"] == INTERACTIVE and not is_ending:
             # No target ends its process; later logs are stored but change no state.
-            reason = f"canceled by {by}" if by else "canceled"
             self._end_run(
-                connection, row, outcome=Outcome.CANCELED, reason=reason, failure=None, now=now
+                connection,
+                row,
+                outcome=Outcome.CANCELED,
+                cancellation=Cancellation(by),
+                failure=None,
+                now=now,
             )
             return JobState.CANCELED
         state = self._request_cancel_alone(connection, row, now, by)
@@ -414,11 +431,3 @@ def _stated_failure(
     values = {"job": row["id"], "attempt": row["attempt"], "kind": SCRIPT_ERROR}
     found = connection.execute(STATED, values).fetchone()
     return None if found is None else Failure(FailureClass.USER, str(found["message"]))
-
-
-def _with_canceler(reason: str, by: str) -> str:
-    """Return the reason of a canceled job, which begins with who or what canceled it."""
-    if reason.startswith(by):
-        return reason
-    rest = reason.removeprefix("canceled").lstrip(":; ")
-    return f"{by}; {rest}" if rest else by

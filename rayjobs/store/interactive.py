@@ -11,6 +11,7 @@ from rayjobs.core import ids
 from rayjobs.core.errors import UsageError
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.cancellation import Cancellation
 from rayjobs.jobs.outcomes import final_state
 from rayjobs.jobs.records import INTERACTIVE, Job, kind_text
 from rayjobs.jobs.states import JobState
@@ -20,7 +21,7 @@ from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
 from rayjobs.store.pipelines import refuse_child
 from rayjobs.store.requests import NewRun
-from rayjobs.store.rows import failure_of, failure_text, job_of, to_json
+from rayjobs.store.rows import cancellation_text, failure_of, failure_text, job_of, to_json
 
 ATTEMPT = 1  # the only attempt of an interactive run
 DEFAULT_NAME = "run"
@@ -59,10 +60,24 @@ class RunEnds(Part):
         row: sqlite3.Row,
         *,
         outcome: Outcome,
-        reason: str,
         failure: Failure | None,
         now: str,
+        reason: str = "",
+        cancellation: Cancellation | None = None,
     ) -> bool:
+        """End a run; False if it has ended already.
+
+        Args:
+            connection: Of the transaction.
+            row: The run.
+            outcome: Completed, Failed or Canceled.
+            failure: What went wrong.
+            now: The time.
+            reason: Why it ends; that of a cancellation is its sentence.
+            cancellation: Who canceled it.
+        """
+        if cancellation is not None:
+            reason = cancellation.sentence
         old, state = JobState(row["state"]), final_state(outcome)
         if old.is_final:
             return False
@@ -71,6 +86,7 @@ class RunEnds(Part):
             "attempt": row["attempt"],
             "now": now,
             "reason": reason,
+            "cancellation": cancellation_text(cancellation),
             "failure": failure_text(failure),
             "outcome": str(outcome),
         }

@@ -74,7 +74,8 @@ ORDER BY serial DESC
 LINE_COLUMNS = (
     "serial, id, experiment, name, display_name, kind, parent, target, submitted_by, state, "
     "attempt, reason, priority, submitted_at, changed_at, started_at, ended_at, "
-    "cancel_requested_at, tags, snapshot, failure, properties, array_index, placed_at, hold"
+    "cancel_requested_at, tags, snapshot, failure, properties, array_index, placed_at, hold, "
+    "cancellation"
 )
 UPDATED = "kind = 'job' AND parent = :job AND state NOT IN ('Completed', 'Failed', 'Canceled')"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rayjobs.core.clock import Clock, to_text
 from rayjobs.core.errors import NotFoundError
+from rayjobs.jobs.cancellation import Cancellation
 from rayjobs.jobs.events import CancelRequested, StateChanged
 from rayjobs.jobs.states import JobState
 from rayjobs.store.connection import Database
@@ -84,12 +85,19 @@ class Part:
             data=StateChanged(old=old, new=new).to_json(),
         )
 
-    def _canceled_by(self, connection: sqlite3.Connection, job_id: str) -> str:
-        """Return who or what canceled a job, as its reason: ``canceled by ada``."""
+    def _cancellation(
+        self,
+        connection: sqlite3.Connection,
+        job_id: str,
+        *,
+        remarks: str = "",
+        requeue_reason: str = "",
+    ) -> Cancellation:
+        """Return the cancellation of a job whose end was requested while it was running."""
         values = {"job": job_id, "kind": CancelRequested.KIND}
         found = connection.execute(CANCELED_BY, values).fetchone()
         request = None if found is None else CancelRequested.of(event_of(found))
-        return f"canceled by {request.by}" if request is not None and request.by else "canceled"
+        return Cancellation("" if request is None else request.by, remarks, requeue_reason)
 
     def _row(self, connection: sqlite3.Connection, job_id: str) -> sqlite3.Row:
         row: sqlite3.Row | None = connection.execute(

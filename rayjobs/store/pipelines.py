@@ -15,6 +15,7 @@ from typing import Any
 from rayjobs.core import ids
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.jobs.cancellation import Cancellation
 from rayjobs.jobs.events import CancelRequested
 from rayjobs.jobs.records import Pipeline, StepRow
 from rayjobs.jobs.states import FINAL, JobState
@@ -22,7 +23,7 @@ from rayjobs.store import transitions
 from rayjobs.store.part import Part
 from rayjobs.store.references import refuse_removed
 from rayjobs.store.requests import NewPipeline, NewStep
-from rayjobs.store.rows import failure_of, failure_text, job_of, to_json
+from rayjobs.store.rows import cancellation_text, failure_of, failure_text, job_of, to_json
 
 KIND = "pipeline"
 
@@ -166,15 +167,21 @@ class PipelineEnds(Part):
             The job's state; a queued job is Canceled at once.
         """
         state, job_id, attempt = JobState(row["state"]), row["id"], row["attempt"]
-        reason = f"canceled by {by}" if by else "canceled"
-        values = {"job": job_id, "attempt": attempt, "now": now, "reason": reason}
+        canceled = Cancellation(by)
+        values = {
+            "job": job_id,
+            "attempt": attempt,
+            "now": now,
+            "reason": canceled.sentence,
+            "cancellation": cancellation_text(canceled),
+        }
         if state.is_final or row["cancel_requested_at"] is not None:
             return state
         if state is JobState.QUEUED:
             connection.execute(transitions.CANCEL_QUEUED, values)
             new = JobState.CANCELED
             self._state_event(
-                connection, job_id, state, new, now=now, attempt=attempt, reason=reason
+                connection, job_id, state, new, now=now, attempt=attempt, reason=canceled.sentence
             )
             return new
         connection.execute("UPDATE jobs SET cancel_requested_at = :now WHERE id = :job", values)
@@ -203,13 +210,16 @@ class PipelineEnds(Part):
         elif counts.get(JobState.CANCELED):
             state = JobState.CANCELED
         reason = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
+        cancellation = None
         if state is JobState.CANCELED and row["cancel_requested_at"] is not None:
-            reason = f"{self._canceled_by(connection, pipeline_id)}; {reason}"
+            cancellation = self._cancellation(connection, pipeline_id, remarks=reason)
+            reason = cancellation.sentence
         values = {
             "job": pipeline_id,
             "attempt": row["attempt"],
             "now": now,
             "reason": reason,
+            "cancellation": cancellation_text(cancellation),
             "failure": failure_text(failure),
         }
         old = JobState(row["state"])

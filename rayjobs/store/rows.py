@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import asdict
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +13,7 @@ from rayjobs.core.clock import to_text
 from rayjobs.core.errors import StoreError, UnreadableSpecError, UsageError
 from rayjobs.core.failures import Failure
 from rayjobs.injob.messages import Message, MessageError
+from rayjobs.jobs.cancellation import Cancellation
 from rayjobs.jobs.records import (
     Allocation,
     AllocationState,
@@ -68,6 +70,21 @@ def failure_of(text: str | None) -> Failure | None:
     return None if text is None else Failure.from_dict(json.loads(text))
 
 
+def cancellation_text(cancellation: Cancellation | None) -> str | None:
+    """Return a cancellation as JSON text, without empty values."""
+    if cancellation is None:
+        return None
+    return to_json({name: value for name, value in asdict(cancellation).items() if value})
+
+
+def cancellation_of(text: str | None) -> Cancellation | None:
+    """Return the cancellation of a JSON text; None for none."""
+    if text is None:
+        return None
+    data = json.loads(text)
+    return Cancellation(data.get("by", ""), data.get("remarks", ""), data.get("requeue_reason", ""))
+
+
 def _strings(text: str) -> dict[str, str]:
     # Most jobs have neither tags nor properties.
     return {} if text == "{}" else json.loads(text)
@@ -103,6 +120,7 @@ def job_of(row: sqlite3.Row) -> Job:
         placed_at=optional_time(row["placed_at"]),
         held=row["hold"],
         description=row["description"],
+        cancellation=cancellation_of(row["cancellation"]),
     )
 
 
@@ -128,6 +146,7 @@ def line_of(row: sqlite3.Row) -> JobLine:
         serial, job_id, experiment, name, display_name, kind, parent, target, user, state, attempt,
         reason, priority, submitted_at, changed_at, started_at, ended_at, cancel_requested_at,
         tags, snapshot, failure, properties, array_index, placed_at, held,
+        cancellation,
     ) = row  # fmt: skip
     return JobLine(
         id=job_id,
@@ -155,6 +174,7 @@ def line_of(row: sqlite3.Row) -> JobLine:
         array_index=array_index,
         placed_at=optional_time(placed_at),
         held=held,
+        cancellation=cancellation_of(cancellation),
     )
 
 

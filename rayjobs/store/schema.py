@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rayjobs.core.errors import StoreError, StoreVersionError
 
-VERSION = 14  # the number of the newest file in migrations/versions
+VERSION = 15  # the number of the newest file in migrations/versions
 OLDEST = 7  # earlier versions were never released; no migration leads from them
 UNRELEASED = (
     "a development version of rayjobs wrote it, and this version cannot read it; make a new "

@@ -125,6 +125,7 @@ CREATE TABLE jobs (
 	placed_at TEXT,
 	hold TEXT,
 	description TEXT DEFAULT '' NOT NULL,
+	cancellation TEXT,
 	CONSTRAINT uq_jobs_id UNIQUE (id),
 	CONSTRAINT uq_jobs_idempotency_key UNIQUE (idempotency_key)
 );
@@ -345,4 +346,4 @@ CREATE TABLE alembic_version (
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0014');
+INSERT INTO alembic_version (version_num) VALUES ('0015');

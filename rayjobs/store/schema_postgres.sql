@@ -127,6 +127,7 @@ CREATE TABLE jobs (
 	placed_at TEXT COLLATE "C",
 	hold TEXT COLLATE "C",
 	description TEXT COLLATE "C" DEFAULT '' NOT NULL,
+	cancellation TEXT COLLATE "C",
 	PRIMARY KEY (serial),
 	CONSTRAINT uq_jobs_id UNIQUE (id),
 	CONSTRAINT uq_jobs_idempotency_key UNIQUE (idempotency_key)
@@ -356,4 +357,4 @@ CREATE FUNCTION store_each(data TEXT, OUT key TEXT, OUT value TEXT) RETURNS SETO
        UNION ALL SELECT found.key, found.value FROM json_each_text(CAST(
            CASE WHEN left(ltrim(data), 1) = '{' THEN data ELSE '{}' END AS JSON)) AS found $$;
 
-INSERT INTO store_state VALUES (14, 0);
+INSERT INTO store_state VALUES (15, 0);

@@ -59,6 +59,7 @@ jobs = sa.Table(
     sa.Column("placed_at", sa.Text),  # when its first attempt started
     sa.Column("hold", sa.Text),  # why it is held; NULL if it is not
     sa.Column("description", sa.Text, nullable=False, server_default=""),
+    sa.Column("cancellation", sa.Text),  # by whom and why it was canceled, as JSON
     sa.UniqueConstraint("id", name="uq_jobs_id"),
     sa.UniqueConstraint("idempotency_key", name="uq_jobs_idempotency_key"),
     sqlite_autoincrement=True,  # a serial is never reused, even after a prune

@@ -65,16 +65,16 @@ RETURNING attempt
 """
 
 CANCEL = """
-UPDATE jobs SET state = 'Canceled', reason = :reason, failure = :failure, changed_at = :now,
-    ended_at = :now
+UPDATE jobs SET state = 'Canceled', reason = :reason, cancellation = :cancellation,
+    failure = :failure, changed_at = :now, ended_at = :now
 WHERE id = :job AND state IN ('Queued', 'Provisioning', 'Preparing', 'Running', 'Finalizing')
     AND attempt = :attempt
 RETURNING attempt
 """
 
 CANCEL_QUEUED = """
-UPDATE jobs SET state = 'Canceled', reason = :reason, changed_at = :now, ended_at = :now,
-    cancel_requested_at = :now
+UPDATE jobs SET state = 'Canceled', reason = :reason, cancellation = :cancellation,
+    changed_at = :now, ended_at = :now, cancel_requested_at = :now
 WHERE id = :job AND state = 'Queued' AND attempt = :attempt
 RETURNING attempt
 """

@@ -43,7 +43,7 @@ def end(
     Args:
         by: The user or command that ends it.
         why: Why the target cannot do it.
-        reason: The recorded reason; None: who ended it, and `why`.
+        reason: The recorded reason of a job that nobody canceled; None: `by` cancels it.
 
     Raises:
         NotFoundError: no such job.
@@ -54,11 +54,11 @@ def end(
         unfinished = [state for state in JobState if state not in FINAL]
         for line in store.job_lines(JobFilter(states=unfinished, parent=job_id, members=True)):
             ended += end(store, line.id, by=by, why=why, reason=reason)
-    is_asked = reason is None
-    reason = reason or f"canceled by {by}; {why}, so it is unknown whether its processes have ended"
+    is_cancel = reason is None
+    reason = reason or f"{why}, so it is unknown whether its processes have ended"
     for _ in range(_TRIES):
         job = store.job(job_id)
-        if job.state.is_final or (is_asked and store.request_cancel(job_id, by=by).is_final):
+        if job.state.is_final or (is_cancel and store.request_cancel(job_id, by=by).is_final):
             break
         if store.finish(
             job_id,

@@ -577,26 +577,6 @@ class StoreContract:
 
     # -- what may change -------------------------------------------------------------------------
 
-    def test_canceled_job_names_the_requesting_user(self, store: Store) -> None:
-        job, other = submit(store), submit(store)
-        for one, by in ((job, "ada"), (other, "")):
-            bring(store, one, S.RUNNING)
-            store.request_cancel(one.id, by=by)
-            assert store.finish(one.id, attempt=1, state=S.CANCELED, reason="canceled")
-        assert store.job(job.id).reason == "canceled by ada"
-        assert store.job(other.id).reason == "canceled"
-        given_up, again = submit(store), submit(store)
-        for one in (given_up, again):
-            bring(store, one, S.RUNNING)
-            store.request_cancel(one.id, by="ada")
-        text = "canceled: the store is full."
-        assert store.finish(given_up.id, attempt=1, state=S.CANCELED, reason=text)
-        assert store.job(given_up.id).reason == "canceled by ada; the store is full."
-        assert store.requeue(again.id, attempt=1, reason="its node died", outcome=Outcome.NODE_LOST)
-        assert store.job(again.id).reason == (
-            "canceled by ada instead of queued again (its node died)"
-        )
-
     def test_tags_properties_name_and_priority_change(self, store: Store) -> None:
         job = submit(store, JobSpec(script="a.py", tags={"keep": "1", "drop": "2"}))
         changed = store.update(

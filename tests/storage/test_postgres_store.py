@@ -32,6 +32,7 @@ from rayjobs.workspace.folder import open_workspace
 from rayjobs.workspace.shared import create_in
 from tests.contract.store_contract import submit
 from tests.storage.postgres import Postgres
+from tests.support import canceled_jobs as old_cancels
 from tests.support import trials_without_cause as old_trials
 
 ASSETS = Path(__file__).parents[1] / "assets" / "stores"
@@ -186,6 +187,8 @@ def test_first_postgres_version_is_upgraded_to_current_tables(server: Postgres) 
         connection.execute(text.encode())
         with connection.cursor() as cursor:
             cursor.executemany(old_trials.statement("%s").encode(), old_trials.rows())
+            cursor.executemany(old_cancels.JOB.format("%s").encode(), old_cancels.job_rows())
+            cursor.executemany(old_cancels.EVENT.format("%s").encode(), old_cancels.event_rows())
         connection.execute(
             "INSERT INTO pipeline_schedules (id, name, description, experiment, parameters, "
             "is_active, note, created_by, created_at) VALUES ('a', 'a', '', 'x', '{}', 1, "
@@ -194,11 +197,16 @@ def test_first_postgres_version_is_upgraded_to_current_tables(server: Postgres) 
         with contextlib.closing(SqlStore(url)) as store:
             trials = store.trials(old_trials.SWEEP)
             assert store.schedule("a").failed_start == "no room"
+            cancellations = [
+                store.job(old_cancels.id_of(number)).cancellation
+                for number in range(len(old_cancels.JOBS))
+            ]
         SqlStore(new_url).close()
         assert columns_of(connection, schema) == columns_of(connection, new_schema)
         assert indexes_of(connection, schema) == indexes_of(connection, new_schema)
     found = [(trial.state, trial.reason, trial.cause) for trial in trials]
     assert found == list(old_trials.TRIALS)
+    assert cancellations == [cancellation for _, _, cancellation in old_cancels.JOBS]
 
 
 def test_an_upgrade_that_fails_changes_nothing(

@@ -20,7 +20,7 @@ from rayjobs.engine.board import Served
 from rayjobs.injob import open_files
 from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.injob.outcomes import CANCELED, Outcome
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs import retry, rootcause
 from rayjobs.jobs.outcomes import NODE_LOST, failure_class
 from rayjobs.jobs.records import Attempt, ModelDraft, ModelRefusal
@@ -130,7 +130,7 @@ class AttemptEnding:
         outage = any(one.outage for one in collected)
         given_up = next((one.gave_up for one in collected if one.gave_up), "")
         if given_up and self._end_request.is_canceled:
-            reason = f"canceled: {given_up} Its files are still in {kept}{self._way_to_store()}"
+            reason = f"{given_up} Its files are still in {kept}{self._way_to_store()}"
             await record.finish(Outcome.CANCELED, reason=reason)
         elif failure is None and outcome is Outcome.COMPLETED and refused:
             failure = Failure(
@@ -150,7 +150,7 @@ class AttemptEnding:
             # No retry: the training is done, only its files are not in the store.
             await record.finish(Outcome.NOT_STORED, failure=failure)
         elif outcome is Outcome.CANCELED:
-            await record.finish(outcome, reason=CANCELED.sentence)
+            await record.finish(outcome)
         elif outcome is Outcome.PREEMPTED and self._end_request.is_free_preemption:
             await record.requeue(self._end_request.preempt_reason, outcome=outcome, pause_s=0.0)
         elif failure is not None:
@@ -364,7 +364,7 @@ class AttemptEnding:
             released_at=max((one.at for one in events if one.kind == "release"), default=None),
         )
         if job.cancel_requested_at is not None:
-            await record.finish(Outcome.CANCELED, reason=CANCELED.sentence)
+            await record.finish(Outcome.CANCELED)
         elif isinstance(decision, retry.GiveUp):
             await record.finish(outcome, failure=failure)
         else:
@@ -428,7 +428,7 @@ class AttemptEnding:
     async def cancel(self, *, proven: bool) -> None:
         """Record as Canceled a job that was canceled while no target actor was running."""
         is_stored = proven and await self._rescue()
-        await self._record.finish(Outcome.CANCELED, reason=CANCELED.sentence)
+        await self._record.finish(Outcome.CANCELED)
         if is_stored:
             await self.clean()
 

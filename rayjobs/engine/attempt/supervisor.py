@@ -35,7 +35,7 @@ from rayjobs.engine.attempt.record import AttemptRecord
 from rayjobs.engine.board import Served
 from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.injob.outcomes import CANCELED, EndCause, EndReason, Outcome
+from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.jobs.events import AgentLost
 from rayjobs.jobs.outcomes import NODE_LOST
 from rayjobs.jobs.records import Job
@@ -217,7 +217,7 @@ class AttemptSupervisor:
                 reason = self.end_request.preempt_reason
                 await record.requeue(reason, outcome=Outcome.PREEMPTED, pause_s=0.0)
             else:
-                await record.finish(Outcome.CANCELED, reason=CANCELED.sentence)
+                await record.finish(Outcome.CANCELED)
             await self.ending.clean()
             await self.ending.free(proven=True)
         except NotGrownError as error:

@@ -99,7 +99,8 @@ class AttemptStore(Protocol):
             job_id: The job.
             attempt: Its newest attempt.
             state: The final state.
-            reason: One sentence, for people.
+            reason: One sentence, for people. Of a job that was canceled on a request, only what
+                users should know besides: the store adds who canceled it.
             failure: What went wrong.
             outcome: How the attempt ended; None takes the one that belongs to `state`.
             models: The models of a completed run, registered in the same transaction. Each gets

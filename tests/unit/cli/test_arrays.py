@@ -237,7 +237,7 @@ def test_canceled_array_names_the_canceling_user(
 ) -> None:
     running = queue.start(member(queue, array, 0))
     queue.workspace.store.request_cancel(array.id, by="bob")
-    queue.workspace.store.finish(running.id, attempt=1, state=JobState.CANCELED, reason="canceled")
+    queue.workspace.store.finish(running.id, attempt=1, state=JobState.CANCELED)
     shown = terminal.type("ls").out
     assert re.search(r"canceled by bob (just now|\ds ago); 4 jobs: 4 Canceled", shown)
     rows = json.loads(terminal.type("ls", "--expand", "--json").out)

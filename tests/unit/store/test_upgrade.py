@@ -22,6 +22,7 @@ from rayjobs.store.postgres import FIRST as FIRST_IN_POSTGRES
 from rayjobs.store.postgres import MIGRATIONS
 from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.store.sql import SqlStore
+from tests.support import canceled_jobs as old_cancels
 from tests.support import trials_without_cause as old_trials
 from tests.support.schema_steps import NEWEST_STORE, NEXT, with_next_step
 
@@ -156,6 +157,8 @@ def test_old_store_opens_with_all_its_content(tmp_path: Path, old: Path) -> None
         if int(old.stem.partition("-")[2]) >= 13:
             causes = [trial.cause for trial in store.trials(old_trials.SWEEP)]
             assert causes == [cause for _, _, cause in old_trials.TRIALS]
+        if int(old.stem.partition("-")[2]) >= 15:
+            assert_cancellations(store)
     finally:
         store.close()
     SqlStore(path).close()
@@ -173,6 +176,30 @@ def test_upgrade_fills_causes_of_trials_from_stored_reasons(tmp_path: Path) -> N
     found = [(trial.state, trial.reason, trial.cause) for trial in store.trials(old_trials.SWEEP)]
     store.close()
     assert found == list(old_trials.TRIALS)
+
+
+def assert_cancellations(store: SqlStore) -> None:
+    """Check what an upgrade found in the reasons of canceled jobs, which do not change."""
+    for number, (reason, _, cancellation) in enumerate(old_cancels.JOBS):
+        job = store.job(old_cancels.id_of(number))
+        assert (job.reason, job.cancellation) == (reason, cancellation)
+        assert cancellation is None or cancellation.sentence == reason
+
+
+def test_upgrade_fills_cancellations_from_stored_reasons(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    shutil.copy(ASSETS / "version-14.db", path)
+    with sqlite3.connect(path) as connection:
+        connection.executemany(old_cancels.JOB.format("?"), old_cancels.job_rows())
+        connection.executemany(old_cancels.EVENT.format("?"), old_cancels.event_rows())
+    connection.close()
+    store = SqlStore(path)
+    try:
+        assert_cancellations(store)
+        states = {line.id: line.cancellation for line in store.job_lines(JobFilter())}
+        assert states[old_cancels.id_of(0)] == old_cancels.JOBS[0][2]
+    finally:
+        store.close()
 
 
 @pytest.mark.parametrize(

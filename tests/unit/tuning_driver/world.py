@@ -105,9 +105,7 @@ class World:
             self.begin(job)
             return
         if job.cancel_requested_at is not None:
-            self.store.finish(
-                job.id, attempt=job.attempt, state=JobState.CANCELED, reason="canceled"
-            )
+            self.store.finish(job.id, attempt=job.attempt, state=JobState.CANCELED)
             return
         reports, end, name = self.script(parameters_of(job))
         count = self._reported.get((job.id, job.attempt), 0)
