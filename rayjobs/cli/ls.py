@@ -30,7 +30,6 @@ from rayjobs.cli.output import (
     state_colour,
     table,
     width,
-    with_time,
 )
 from rayjobs.cli.params import Names, pairs
 from rayjobs.cli.settings import Settings, common_options, json_option
@@ -377,9 +376,9 @@ def _reason(job: JobLine, outlook: Outlook) -> str:
         return " ".join(outlook.trial.split())
     if job.state is JobState.COMPLETED and job.kind == "job":
         return ""
-    text = " ".join(outlook.reason.split())
-    if job.state is JobState.CANCELED and text:
-        text = with_time(text, ago_text(job.ended_at))
+    is_canceled = job.state is JobState.CANCELED
+    reason = outlook.reason_at(ago_text(job.ended_at)) if is_canceled else outlook.reason
+    text = " ".join(reason.split())
     return f"#{outlook.position} {text}" if outlook.position else text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +23,7 @@ from rayjobs.workspace.folder import original_of
 from rayjobs.workspace.orphans import end_orphans
 
 if TYPE_CHECKING:
+    from rayjobs.jobs.cancellation import Cancellation
     from rayjobs.store.base import Store
     from rayjobs.target.condition import Condition
 
@@ -43,6 +45,7 @@ class Outlook(NamedTuple):  # a frozen dataclass takes five times as long to mak
         is_scaling: Its allocation waits for nodes of the cluster to start.
         members: For an array or a sweep, the number of members or trials in each state.
         trial: For a trial's job, the trial's end where it differs from the job's.
+        cancellation: The values of the reason, if the job was canceled on a request.
     """
 
     state: str
@@ -51,6 +54,13 @@ class Outlook(NamedTuple):  # a frozen dataclass takes five times as long to mak
     is_scaling: bool = False
     members: Mapping[JobState, int] | None = None
     trial: str = ""
+    cancellation: Cancellation | None = None
+
+    def reason_at(self, time: str) -> str:
+        """Return the reason of a canceled job with the time of the cancel or of its end."""
+        if self.cancellation is not None:
+            return self.cancellation.at(time)
+        return f"{self.reason} {time}" if self.reason else ""
 
 
 def outlooks(
@@ -164,9 +174,11 @@ def _of_sweep(job: Job | JobLine, outlook: Outlook, members: Mapping[JobState, i
 def _of_array(job: Job | JobLine, outlook: Outlook, members: Mapping[JobState, int]) -> Outlook:
     text = members_text(members)
     if job.state.is_final:
-        if job.state is JobState.CANCELED and job.cancel_requested_at is not None:
-            text = f"{job.reason.partition(';')[0]}; {text}"
-        return outlook._replace(members=members, reason=outlook.reason if job.failure else text)
+        if (canceled := outlook.cancellation) is not None:
+            canceled = replace(canceled, remarks=text)
+            text = canceled.sentence
+        reason = outlook.reason if job.failure else text
+        return outlook._replace(members=members, reason=reason, cancellation=canceled)
     state = outlook.state
     if job.placed_at is None and state in (str(job.state), NOT_RESPONDING):
         state = str(JobState.QUEUED)  # none of its members has had an allocation
@@ -233,7 +245,7 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
     own = current.value
     if job.state.is_final or answer is None:
         message = job.failure.message if job.failure is not None else job.reason
-        return Outlook(own, message)
+        return Outlook(own, message, cancellation=job.cancellation)
     is_unasked = answer.is_absent and current is not JobState.QUEUED
     if job.cancel_requested_at is not None and not is_unasked:
         is_late = job.state is JobState.FINALIZING and job.reason

@@ -73,12 +73,6 @@ def ago_text(at: datetime | None, *, now: datetime | None = None) -> str:
     return f"{int(seconds)}s ago"
 
 
-def with_time(reason: str, time: str) -> str:
-    """Return the reason of a cancel with its time inserted between the action and the remarks."""
-    what, mark, remarks = reason.partition("; ")
-    return f"{what} {time}{mark}{remarks}"
-
-
 def local_time(at: datetime | None) -> str:
     """Return a time in the user's own time zone, to the second."""
     return "-" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")

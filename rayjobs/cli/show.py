@@ -23,7 +23,7 @@ from rayjobs.cli.jobviews import (
 )
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.outlook import Outlook, members_text, outlooks
-from rayjobs.cli.output import facts, local_time, print_json, state_colour, with_time
+from rayjobs.cli.output import facts, local_time, print_json, state_colour
 from rayjobs.cli.params import job_argument
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.summary import left_out, stored_later
@@ -299,10 +299,10 @@ def _what(job: Job) -> str:
 
 
 def _reason(job: Job, outlook: Outlook) -> str:
-    text = plain_text(outlook.reason)
-    if job.state is JobState.CANCELED and text:
-        text = with_time(text, f"at {local_time(job.cancel_requested_at or job.ended_at)}")
-    return text
+    if job.state is not JobState.CANCELED:
+        return plain_text(outlook.reason)
+    at = local_time(job.cancel_requested_at or job.ended_at)
+    return plain_text(outlook.reason_at(f"at {at}"))
 
 
 def _peak_memory(job: Job, attempts: list[Attempt]) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 
 import pytest
 
 from rayjobs.cli import outlook
 from rayjobs.core.paths import TargetPaths, home
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.states import JobState
 from tests.unit.cli.conftest import Queue, Terminal
 from tests.unit.cli.fake_target import target
 
@@ -99,3 +101,34 @@ def test_limit_reports_the_number_of_hidden_unfinished_jobs(
     assert "2 unfinished jobs are not shown" in listed.err
     assert "not shown" not in terminal.type("ls", "-n", "3").err
     assert "not shown" not in terminal.type("ls", "-n", "1", "-s", "completed").err
+
+
+@pytest.mark.parametrize("user", ["ada", "eve; no one"])
+def test_canceled_job_shows_the_user_and_the_time_before_the_remarks(
+    user: str, queue: Queue, terminal: Terminal
+) -> None:
+    store = queue.workspace.store
+    stored, requeued = queue.start(queue.submit()), queue.start(queue.submit())
+    waited = queue.submit()
+    for job in (stored, requeued):
+        store.request_cancel(job.id, by=user)
+    text = "the store is full; its files are still there"
+    store.finish(stored.id, attempt=1, state=JobState.CANCELED, reason=text)
+    store.requeue(requeued.id, attempt=1, reason="its node; died", outcome=Outcome.NODE_LOST)
+    ended = "a_1, which it waited for, ended as Failed"
+    store.finish(
+        waited.id, attempt=0, state=JobState.CANCELED, reason=ended, outcome=Outcome.DEPENDENCY
+    )
+    listed = terminal.type("ls").out
+    time, date = r"(just now|\ds ago)", r"at \d{4}-\d\d-\d\d [0-9:]{8}"
+    again = r"instead of queued again \(its node; died\)"
+    assert re.search(rf"canceled by {user} {time}; {text}\n", listed)
+    assert re.search(rf"canceled by {user} {time} {again}\n", listed)
+    assert re.search(rf"{ended} {time}\n", listed)
+    shown = [terminal.type("show", job.id).out for job in (stored, requeued, waited)]
+    assert re.search(rf"canceled by {user} {date}; {text}\n", shown[0])
+    assert re.search(rf"canceled by {user} {date} {again}\n", shown[1])
+    assert re.search(rf"{ended} {date}\n", shown[2])
+    reasons = {row["id"]: row["reason"] for row in json.loads(terminal.type("ls", "--json").out)}
+    assert reasons[stored.id] == f"canceled by {user}; {text}"
+    assert reasons[requeued.id] == f"canceled by {user} instead of queued again (its node; died)"
