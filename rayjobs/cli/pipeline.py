@@ -570,7 +570,7 @@ def _show_plan(settings: Settings, planned: PlannedRun) -> int:
         (
             cell,
             "reused" if name in reused else "runs",
-            by_name[name].decision.reason.removeprefix("runs: ").removeprefix("reused "),
+            by_name[name].decision.cause,
         )
         for cell, name in cells_of(before, statuses)
     ]

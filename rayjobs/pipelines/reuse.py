@@ -73,16 +73,26 @@ class Decision:
     """Why a step is reused or runs.
 
     Attributes:
-        reason: One sentence.
+        cause: The rest of a sentence that says whether it runs or is reused, see `reason`.
         original: The job whose results are reused; None: the step runs.
         compared_with: The job of the earlier step that it was compared with.
         differs: Names of the parts that differ from it.
     """
 
-    reason: str
+    cause: str
     original: str | None = None
     compared_with: str | None = None
     differs: tuple[str, ...] = ()
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether the results of an earlier job are reused."""
+        return self.original is not None
+
+    @property
+    def reason(self) -> str:
+        """One sentence, e.g. ``runs: reuse is off for this step`` or ``reused from digits_1``."""
+        return f"reused {self.cause}" if self.is_reused else f"runs: {self.cause}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the decision as JSON data."""
@@ -227,27 +237,27 @@ class Decisions:
             original = self.resumed[name]
             wrong = made.damage(self.workspace, original, outputs)
             if wrong is None:
-                return Decision(f"completed in the run that is resumed ({original})", original)
-            return Decision(f"runs again, though {original} completed: {wrong}")
+                return Decision(f"from {original}, of the run that is resumed", original)
+            return Decision(f"{original} completed, but {wrong}")
         if self.regenerate:
-            return Decision("runs: the run regenerates all outputs")
+            return Decision("the run regenerates all outputs")
         if not step.reuse.allow:
-            return Decision("runs: reuse is off for this step")
+            return Decision("reuse is off for this step")
         damaged, outdated = "", None
         # An input that this run produces has a new source, so no earlier step can have read it.
         for one in () if fresh else store.reusable_steps(key_of(parts)):
             wrong = made.damage(self.workspace, one.job, outputs)
             if wrong is None and (others := self._other_packages(spec, one.job)):
-                reason = f"runs: {one.job} had other packages: {others}"
-                outdated = outdated or Decision(reason, compared_with=one.job, differs=(PACKAGES,))
+                cause = f"{one.job} had other packages: {others}"
+                outdated = outdated or Decision(cause, compared_with=one.job, differs=(PACKAGES,))
                 continue
             if wrong is None:
-                return Decision(f"reused from {one.job}", one.job)
+                return Decision(f"from {one.job}", one.job)
             damaged = damaged or f"{one.job} did the same, but {wrong}"
         if outdated is not None:
             return outdated
         if damaged:
-            return Decision(f"runs: {damaged}")
+            return Decision(damaged)
         return compared(parts, store.earlier_step(self.pipeline, name), fresh=fresh)
 
     def _other_packages(self, spec: JobSpec, original: str) -> str:
@@ -293,17 +303,17 @@ def compared(
 ) -> Decision:
     """Return why a step runs, compared with the newest earlier step of the same name."""
     if earlier is None:
-        return Decision("runs: no earlier run of this step has completed")
+        return Decision("no earlier run of this step has completed")
     if earlier.reuse_key is None:
-        return Decision(f"runs: reuse was off for {earlier.job}", compared_with=earlier.job)
+        return Decision(f"reuse was off for {earlier.job}", compared_with=earlier.job)
     differs = differences(parts, earlier.parts)
     own = [one for one in differs if one.removeprefix("inputs.") not in fresh]
-    reasons = [f"differs from {earlier.job} in {', '.join(own)}"] if own else []
+    causes = [f"differs from {earlier.job} in {', '.join(own)}"] if own else []
     if fresh:
         producers = ", ".join(repr(one) for one in dict.fromkeys(fresh.values()))
-        reasons.append(f"reads new output of {producers} in this run")
+        causes.append(f"reads new output of {producers} in this run")
     return Decision(
-        f"runs: {' and '.join(reasons) or 'nothing differs'}",
+        " and ".join(causes) or "nothing differs",
         compared_with=earlier.job,
         differs=differs,
     )

@@ -68,8 +68,10 @@ def test_dry_run_shows_the_graph_and_reused_steps(typed: Typed) -> None:
     before = len(typed.played.store.jobs())
     out, err = typed("run", "-f", typed.file(), "-p", "epochs=4", "--dry-run")
     lines = [line.split() for line in out.splitlines()]
-    assert lines[1][:4] == ["↺", "prep", "reused", "from"]
-    assert lines[2][:3] == ["○", "train", "runs"] and "arguments" in out
+    prep, train = (typed.played.store.earlier_step("digits", name) for name in ("prep", "train"))
+    assert prep is not None and train is not None
+    assert lines[1] == ["↺", "prep", "reused", "from", prep.job]
+    assert lines[2] == ["○", "train", "runs", "differs", "from", train.job, "in", "arguments"]
     assert "3 steps: 1 reused, 2 would run. Nothing was submitted" in err
     assert len(typed.played.store.jobs()) == before
 

@@ -492,6 +492,9 @@ def test_failed_run_continues_from_the_failed_step(played: Played) -> None:
     assert played.store.job(first.id).state is JobState.FAILED
     again = resume_pipeline(played.workspace, first.id, wake=False).run
     assert reused(again) == ["prep"]
+    prep = again.steps[0].decision
+    assert prep.reason == f"reused from {first.steps[0].job_id}, of the run that is resumed"
+    assert prep.to_json()["reason"] == prep.reason
     played.complete_all(again.id)
     ended = played.store.job(again.id)
     assert ended.state is JobState.COMPLETED
