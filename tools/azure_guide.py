@@ -99,7 +99,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
             how, value = names.provided(module, name)
             note = SUBSTITUTED.get(f"{module}.{name}") or SUBSTITUTED.get(name, "")
             if how == "refused":
-                yield f"{module}.{name}", "refused", value
+                yield f"{module}.{name}", "refused", names.SENTENCES[value]
             elif note:
                 yield f"{module}.{name}", "substituted", note
             else:

@@ -20,7 +20,7 @@ from rayjobs.injob.azureml import names
 from rayjobs.injob.lazydataclass import dataclass
 
 TOP = "azureml"
-_PIPELINES = names.SENTENCES["pipelines"]
+_PIPELINES = "pipelines"  # the key of a sentence in `names.SENTENCES`
 
 
 class State(StrEnum):
@@ -166,7 +166,7 @@ class _Reader(ast.NodeVisitor):
             if not names.is_module(alias.name):
                 self._note(alias.name, State.MISSING, node)
             elif alias.name not in names.MODULES and (why := names.refusal(alias.name)):
-                self._refused(alias.name, names.SENTENCES[why], node)
+                self._refused(alias.name, why, node)
             else:
                 self._note(alias.name, State.SUPPORTED, node)
             bound = alias.asname or TOP
@@ -297,7 +297,7 @@ class _Reader(ast.NodeVisitor):
             return Holding.nothing()
         note = next((SUBSTITUTED[one] for one in found.names if one in SUBSTITUTED), "")
         if found.refused is not None:
-            self._refused(found.names[0], found.refused, node)
+            self._note(found.names[0], State.REFUSED, node, found.refused)
         elif not found.is_there:
             self._note(found.names[0], State.MISSING, node)
         else:
@@ -320,9 +320,9 @@ class _Reader(ast.NodeVisitor):
         return self._kinds.result(holder, [*arguments, *given.values()])
 
     # -- the report ----------------------------------------------------------------------------
-    def _refused(self, name: str, sentence: str, node: ast.AST) -> None:
-        state = State.PIPELINES if sentence == _PIPELINES else State.REFUSED
-        self._note(name, state, node, sentence)
+    def _refused(self, name: str, key: str, node: ast.AST) -> None:
+        state = State.PIPELINES if key == _PIPELINES else State.REFUSED
+        self._note(name, state, node, names.SENTENCES[key])
 
     def _note(self, name: str, state: State, node: ast.AST, note: str = "") -> None:
         line = getattr(node, "lineno", 0)

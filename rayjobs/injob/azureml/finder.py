@@ -73,7 +73,7 @@ class _AzureMLModule(ModuleType):
         if how == "by":
             found = load(value, "%s.%s" % (self.__name__, name))
         elif how == "refused":
-            found = refused(self.__name__, name, value)
+            found = refused(self.__name__, name, names.SENTENCES[value])
         else:
             raise AttributeError(sentence_for(self.__name__, name))
         setattr(self, name, found)
@@ -131,9 +131,9 @@ def load(target: str, wanted: str) -> Any:
 
 def sentence_for(module: str, name: str) -> str:
     """Return the message for a name that a module does not have."""
-    how, why = names.provided(module, name)
+    how, key = names.provided(module, name)
     if how == "refused":
-        return "%s.%s is not part of rayjobs: %s." % (module, name, why)
+        return "%s.%s is not part of rayjobs: %s." % (module, name, names.SENTENCES[key])
     text = "%s has no %r that rayjobs knows" % (module, name)
     near = difflib.get_close_matches(name, names.MODULES.get(module, {}), n=1)
     if near:

@@ -460,11 +460,14 @@ def is_module(name: str) -> bool:
 
 
 def provided(module: str, name: str) -> Tuple[str, str]:
-    """Return ``("by", "module:attribute")``, ``("refused", sentence)`` or ``("unknown", "")``."""
+    """Return ``("by", "module:attribute")``, ``("refused", key)`` or ``("unknown", "")``.
+
+    The key is that of the sentence in `SENTENCES`.
+    """
     value = MODULES.get(module, {}).get(name)
     if value is not None and not value.startswith("-"):
         return "by", value
     why = value[1:] if value is not None else None
     if why is None and module not in MODULES:
         why = refusal(module)
-    return ("refused", SENTENCES[why]) if why is not None else ("unknown", "")
+    return ("refused", why) if why is not None else ("unknown", "")
