@@ -62,12 +62,14 @@ class StopTrial:
         reason: One sentence for people.
         judged: See `TrialRecord.judged`.
         cause: The reason for programs.
+        detail: See `TrialRecord.detail`.
     """
 
     number: int
     reason: str
     judged: int
     cause: TrialCause | None
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class SweepState:
     def pending_stops(self) -> tuple[StopTrial, ...]:
         """Recorded stops that are not yet carried out; a driver that takes over repeats them."""
         return tuple(
-            StopTrial(trial.number, trial.reason, trial.judged, trial.cause)
+            StopTrial(trial.number, trial.reason, trial.judged, trial.cause, trial.detail)
             for trial in self.active
             if trial.stop_requested
         )
@@ -189,6 +191,7 @@ class SweepState:
                     f"stopped trial {trial.number}: {halted.reason}",
                     trial.judged,
                     halted.cause,
+                    halted.reason,
                 )
                 for trial in self.active
                 if not trial.stop_requested
@@ -197,7 +200,13 @@ class SweepState:
         actions: list[Action] = [
             Judged(verdict.trial, verdict.intervals)
             if verdict.stop is None
-            else StopTrial(verdict.trial, verdict.stop.reason, verdict.intervals, TrialCause.POLICY)
+            else StopTrial(
+                verdict.trial,
+                verdict.stop.reason,
+                verdict.intervals,
+                TrialCause.POLICY,
+                verdict.stop.detail,
+            )
             for verdict in scheduler.judge(self.trials)
         ]
         actions += [
@@ -236,6 +245,7 @@ class SweepState:
                     stop_requested=True,
                     reason=action.reason,
                     cause=action.cause,
+                    detail=action.detail,
                     judged=action.judged,
                 )
             )
@@ -308,11 +318,13 @@ def conclude(
     if job_state is JobState.COMPLETED:
         if trial.values:
             return replace(trial, state=TrialState.COMPLETED, ended_at=at)
+        detail = misspelt(trial, spec.metric)
         return replace(
             trial,
             state=TrialState.FAILED,
-            reason=misspelt(trial, spec.metric),
+            reason=f"trial {trial.number} {detail}",
             cause=TrialCause.NO_METRIC,
+            detail=detail,
             ended_at=at,
         )
     failed = job_state is JobState.FAILED
@@ -320,7 +332,7 @@ def conclude(
     if trial.reason and not (failed and message):
         return ended  # its sweep had stopped it
     reason = message or ("its job failed" if failed else "its job was canceled")
-    return replace(ended, reason=reason, cause=TrialCause.JOB)
+    return replace(ended, reason=reason, cause=TrialCause.JOB, detail="")
 
 
 REPORTS_WITHOUT_METRIC = 3
@@ -378,16 +390,16 @@ def metric_missing(trials: Sequence[TrialRecord], metric: str) -> MetricNotice |
 
 
 def misspelt(trial: TrialRecord, metric: str) -> str:
-    """Return the reason of a trial that never reported the primary metric."""
+    """Return, after a trial's name, that it never reported the primary metric."""
     names = sorted(set(trial.metric_names))
     if not names:
         return (
-            f"trial {trial.number} never reported the metric {metric!r}, nor any other. Log it "
-            f"in the script: run.log({metric!r}, value)."
+            f"never reported the metric {metric!r}, nor any other. Log it in the script: "
+            f"run.log({metric!r}, value)."
         )
     near = difflib.get_close_matches(metric, names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return (
-        f"trial {trial.number} never reported the metric {metric!r}; it reported: "
-        f"{', '.join(names)}.{hint} Correct the sweep's metric, or the name in the script."
+        f"never reported the metric {metric!r}; it reported: {', '.join(names)}.{hint} Correct "
+        f"the sweep's metric, or the name in the script."
     )

@@ -54,6 +54,8 @@ class TrialRecord:
         reason: Why it was stopped or failed, with the numbers; otherwise empty. A sentence for
             people.
         cause: The same for programs; None while it has neither failed nor must end.
+        detail: The reason for the trial's own row of a table, without its number; empty if the
+            reason does not name the trial.
         judged: How many of `values` the policy has already judged, so that a restart does not judge
             an interval again with later reports.
         stop_requested: A stop is recorded; the job may still be ending.
@@ -69,6 +71,7 @@ class TrialRecord:
     job_id: str | None = None
     reason: str = ""
     cause: TrialCause | None = None
+    detail: str = ""
     judged: int = 0
     stop_requested: bool = False
     metric_names: tuple[str, ...] = field(default=())

@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from rayjobs.core.text import duration_text
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.results.metrics import number_text
 from rayjobs.tuning.results import Row, Summary, best_trial, rows, summary
 from rayjobs.tuning.spec import SweepSpec
 from rayjobs.tuning.state import MetricNotice, SweepState, metric_missing
-from rayjobs.tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning.trials import TrialCause, TrialRecord, TrialState
+
+Pairs = tuple[tuple[str, str], ...]  # name and value of each parameter, as text
 
 
 class News:
@@ -82,9 +85,15 @@ def _reason(trial: TrialRecord) -> str:
 
 def parameters_text(trial: TrialRecord) -> str:
     """Return a trial's parameters on one line."""
-    return ", ".join(
-        f"{key.lstrip('-')}={number_text(value)}" for key, value in trial.parameters.items()
-    )
+    return _joined(_pairs(trial))
+
+
+def _pairs(trial: TrialRecord) -> Pairs:
+    return tuple((key.lstrip("-"), number_text(value)) for key, value in trial.parameters.items())
+
+
+def _joined(parameters: Pairs) -> str:
+    return ", ".join(f"{name}={value}" for name, value in parameters)
 
 
 def head_line(
@@ -95,11 +104,17 @@ def head_line(
     Args:
         shown: Displayed states of unfinished trials by number, where they differ from the table's.
     """
-    return summary_text(summary(state, spec, now=now), spec, list((shown or {}).values()))
+    return _BETWEEN.join(head_facts(state, spec, now=now, shown=shown))
 
 
-def summary_text(found: Summary, spec: SweepSpec, shown: Sequence[str] = ()) -> str:
-    """Return a summary on one line; see `head_line`."""
+def head_facts(
+    state: SweepState, spec: SweepSpec, *, now: datetime, shown: Mapping[int, str] | None = None
+) -> list[str]:
+    """Return the facts of `head_line`."""
+    return _facts(summary(state, spec, now=now), spec, list((shown or {}).values()))
+
+
+def _facts(found: Summary, spec: SweepSpec, shown: Sequence[str]) -> list[str]:
     parts = [
         f"{found.completed + found.stopped + found.failed} of {found.total} trials ended"
         f" ({found.completed} completed, {found.stopped} stopped early, {found.failed} failed)"
@@ -114,7 +129,7 @@ def summary_text(found: Summary, spec: SweepSpec, shown: Sequence[str] = ()) -> 
         )
     if found.running and found.eta_s is not None and (not shown or "Running" in shown):
         parts.append(f"about {duration_text(found.eta_s)} left")
-    return _BETWEEN.join(parts)
+    return parts
 
 
 _ENDED = ("Completed", "Failed", "Canceled")
@@ -135,19 +150,66 @@ _SPACE = "  "  # between two columns
 _BETWEEN = " · "
 
 
-def table_cells(
+@dataclass(frozen=True)
+class Line:
+    """A trial in the table, as values and as text.
+
+    Attributes:
+        is_open: It has not ended.
+        short_state: The state for a narrow terminal.
+        parameters: Name and value of each.
+        reason: Why it was stopped or failed, without its number; otherwise empty.
+        short_reason: The reason for a narrow terminal.
+    """
+
+    number: int
+    is_best: bool
+    is_open: bool
+    state: str
+    short_state: str
+    best: str
+    last: str
+    reports: str
+    job: str
+    parameters: Pairs
+    reason: str
+    short_reason: str
+
+    @property
+    def name(self) -> str:
+        """Its number; the best has a star."""
+        return f"{self.number}{'*' if self.is_best else ''}"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row below `HEADER`."""
+        return (
+            self.name,
+            self.state,
+            self.best,
+            self.last,
+            self.reports,
+            self.job,
+            _joined(self.parameters),
+            self.reason,
+        )
+
+
+def table_lines(
     state: SweepState, spec: SweepSpec, shown: Mapping[int, str] | None = None
-) -> list[tuple[str, ...]]:
-    """Return the table's cells, a row for each trial; the best is marked with a star.
+) -> list[Line]:
+    """Return the table, a line for each trial.
 
     Args:
         shown: See `head_line`.
     """
     trials = {trial.number: trial for trial in state.trials}
-    return [_cells(row, trials[row.number], shown or {}) for row in rows(state.trials, spec.goal)]
+    return [_line(row, trials[row.number], shown or {}) for row in rows(state.trials, spec.goal)]
 
 
 STOPPED_EARLY = "Stopped early"
+_STOPPED = "Stopped"
+_STOPPING = "Stopping"
 
 
 def state_text(trial: TrialRecord) -> str:
@@ -155,85 +217,85 @@ def state_text(trial: TrialRecord) -> str:
     return STOPPED_EARLY if trial.is_stopped_early else str(trial.state)
 
 
-def _cells(row: Row, trial: TrialRecord, shown: Mapping[int, str]) -> tuple[str, ...]:
-    state = shown.get(trial.number) or state_text(trial)
-    return (
-        f"{row.number}{'*' if row.is_best else ''}",
-        "Stopping" if trial.stop_requested and not trial.is_final else state,
-        number_text(row.best),
-        number_text(row.last),
-        str(row.intervals),
-        row.job_id.rpartition("_")[2] if row.job_id else "-",
-        parameters_text(trial),
-        # The row already has its own number. Only the text gets shorter; see `TrialCause` for data.
-        re.sub(rf"^(stopped )?trial {row.number} ", "", " ".join(row.note.split())),
+def _line(row: Row, trial: TrialRecord, shown: Mapping[int, str]) -> Line:
+    if trial.stop_requested and not trial.is_final:
+        state = short = _STOPPING
+    elif trial.is_stopped_early:
+        state, short = STOPPED_EARLY, _STOPPED
+    else:
+        state = short = shown.get(trial.number) or state_text(trial)
+    reason = short_reason = " ".join((trial.detail or row.note).split())
+    if trial.detail and trial.cause is TrialCause.POLICY:
+        reason = f"at {reason}"
+    return Line(
+        number=row.number,
+        is_best=row.is_best,
+        is_open=not trial.is_final,
+        state=state,
+        short_state=short,
+        best=number_text(row.best),
+        last=number_text(row.last),
+        reports=str(row.intervals),
+        job=row.job_id.rpartition("_")[2] if row.job_id else "-",
+        parameters=_pairs(trial),
+        reason=reason,
+        short_reason=short_reason,
     )
 
 
-def fitted(
-    cells: Sequence[tuple[str, ...]], columns: int
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def fitted(lines: Sequence[Line], columns: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return header and rows of a table, with the trials' reasons, that fits into `columns`.
 
     If there is too little space, the jobs are left out and the reasons shortened; reasons then get
     the space they need, and parameters the rest.
     """
-    rows = [tuple(row) for row in cells]
-    if _width([HEADER, *rows]) <= columns:
-        return HEADER, rows
-    job, parameters = HEADER.index("JOB"), HEADER.index("PARAMETERS") - 1
-    header = (*HEADER[:job], *HEADER[job + 1 :])
-    rows = [
-        (*row[:job], *row[job + 1 : -1], re.sub(r"^at (interval \d+: )", r"\1", row[-1]))
-        for row in rows
-    ]
-    state = HEADER.index("STATE")
-    rows = [(*row[:state], row[state].removesuffix(" early"), *row[state + 1 :]) for row in rows]
-    fixed = _width([header[:parameters], *(row[:parameters] for row in rows)])
-    available = columns - fixed - 2 * len(_SPACE)
-    reason = max(len(row[-1]) for row in rows)
-    texts = _shortened([row[parameters] for row in rows], available - reason)
+    cells = [line.cells for line in lines]
+    if _width([HEADER, *cells]) <= columns:
+        return HEADER, cells
+    fixed = {
+        "TRIAL": [line.name for line in lines],
+        "STATE": [line.short_state for line in lines],
+        "BEST": [line.best for line in lines],
+        "LAST": [line.last for line in lines],
+        "REPORTS": [line.reports for line in lines],
+    }
+    reasons = [line.short_reason for line in lines]
+    widths = {name: max(map(len, [name, *column])) for name, column in fixed.items()}
+    available = columns - sum(widths.values()) - len(_SPACE) * (len(widths) + 1)
+    reason = max(map(len, reasons), default=0)
+    texts = _shortened([line.parameters for line in lines], available - reason)
     for name in ("LAST", "REPORTS"):
         if reason + max(map(len, [*texts, "PARAMETERS"])) <= available:
             break
-        at = header.index(name)
-        available += max(len(line[at]) for line in (header, *rows)) + len(_SPACE)
-        header = (*header[:at], *header[at + 1 :])
-        rows = [(*row[:at], *row[at + 1 :]) for row in rows]
-        parameters -= 1
+        del fixed[name]
+        available += widths[name] + len(_SPACE)
     most = max(available - reason, int(available * PARAMETERS_SHARE), len("PARAMETERS"))
-    return header, [
-        (*row[:parameters], _cut(text, most), row[-1])
-        for row, text in zip(rows, texts, strict=True)
-    ]
+    shown = [*fixed.values(), [_cut(text, most) for text in texts], reasons]
+    return (*fixed, "PARAMETERS", ""), list(zip(*shown, strict=True))
 
 
 # If parameters and reasons do not both fit, parameters get this share of the width.
 PARAMETERS_SHARE = 0.7
 
 
-def _shortened(texts: Sequence[str], most: int) -> list[str]:
+def _shortened(rows: Sequence[Pairs], most: int) -> list[str]:
     """Return parameters in fewer characters if they take more than `most`.
 
     First, parameters with the same value in all rows are dropped; then names are cut to unique
     prefixes, since the values are what differs between rows.
     """
-    if max(map(len, texts)) <= most:
-        return list(texts)
-    rows = [[part.partition("=") for part in text.split(", ")] for text in texts]
-    if any(not equals for row in rows for _, equals, _ in row):
-        return list(texts)  # a value contains a comma
-    counts = Counter((name, value) for row in rows for name, _, value in row)
+    texts = [_joined(row) for row in rows]
+    if max(map(len, texts), default=0) <= most:
+        return texts
+    counts = Counter(pair for row in rows for pair in row)
     if len(rows) > 1:
-        rows = [[part for part in row if counts[part[0], part[2]] < len(rows)] for row in rows]
-    found = [", ".join("".join(part) for part in row) for row in rows]
-    if max(map(len, found)) <= most:
-        return found
-    names = sorted({part[0] for row in rows for part in row})
+        rows = [tuple(pair for pair in row if counts[pair] < len(rows)) for row in rows]
+    texts = [_joined(row) for row in rows]
+    if max(map(len, texts), default=0) <= most:
+        return texts
+    names = sorted({name for row in rows for name, _ in row})
     short = {name: _prefix(name, names) for name in names}
-    return [
-        ", ".join(f"{short[name]}{equals}{value}" for name, equals, value in row) for row in rows
-    ]
+    return [_joined(tuple((short[name], value) for name, value in row)) for row in rows]
 
 
 def _prefix(name: str, names: Sequence[str]) -> str:
@@ -250,13 +312,13 @@ def _width(rows: Sequence[Sequence[str]]) -> int:
     return sum(widths) + len(_SPACE) * (len(widths) - 1)
 
 
-def folded(head: str, columns: int) -> str:
-    """Return a head line on as many lines as necessary, split between its facts."""
+def folded(facts: Sequence[str], columns: int) -> str:
+    """Return the facts of a head line on as many lines as necessary, split between facts."""
     lines = [""]
-    for part in head.split(_BETWEEN):
-        longer = f"{lines[-1]}{_BETWEEN}{part}" if lines[-1] else part
+    for fact in facts:
+        longer = f"{lines[-1]}{_BETWEEN}{fact}" if lines[-1] else fact
         if lines[-1] and len(longer) > columns:
-            lines.append(part)
+            lines.append(fact)
         else:
             lines[-1] = longer
     return "\n".join(lines)
@@ -266,15 +328,15 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def newest(cells: Sequence[tuple[str, ...]], most: int) -> list[tuple[str, ...]]:
-    """Return at most `most` rows: unfinished ones first, then the latest ended."""
-    if len(cells) <= most:
-        return list(cells)
-    open_rows = [row for row in cells if row[1] in ("Planned", "Running", "Stopping")]
-    best = [row for row in cells if row[0].endswith("*")]
-    kept = {row[0] for row in [*best, *open_rows][:most]}
-    for row in reversed(cells):
+def newest(lines: Sequence[Line], most: int) -> list[Line]:
+    """Return at most `most` lines: the best first, then unfinished ones, then the latest ended."""
+    if len(lines) <= most:
+        return list(lines)
+    first = [line for line in lines if line.is_best]
+    first += [line for line in lines if line.is_open]
+    kept = {line.number for line in first[:most]}
+    for line in reversed(lines):
         if len(kept) >= most:
             break
-        kept.add(row[0])
-    return [row for row in cells if row[0] in kept]
+        kept.add(line.number)
+    return [line for line in lines if line.number in kept]

@@ -30,7 +30,6 @@ DRAW_EVERY_S = 0.5
 _COLOURS = {
     "Stopping": "yellow",
     "Planned": "white",
-    "Stopped": "yellow",
     "Stopped early": "yellow",
 }
 
@@ -170,10 +169,10 @@ def model_text(settings: Settings, workspace: OpenWorkspace, sweep_id: str) -> s
 def _head(
     state: SweepState, spec: SweepSpec, *, columns: int, shown: Mapping[int, str] | None = None
 ) -> str:
-    from rayjobs.tuning.watch import folded, head_line
+    from rayjobs.tuning.watch import folded, head_facts
 
-    line = head_line(state, spec, now=SystemClock().now(), shown=shown)
-    return folded(plain_text(line), columns)
+    facts = head_facts(state, spec, now=SystemClock().now(), shown=shown)
+    return folded([plain_text(fact) for fact in facts], columns)
 
 
 def trials_table(
@@ -192,17 +191,19 @@ def trials_table(
         columns: The width to fit into; None takes the terminal's.
         shown: States of unfinished trials by number, see `sweepviews.stands`.
     """
-    from rayjobs.tuning.watch import fitted, newest, table_cells
+    from rayjobs.tuning.watch import fitted, newest, table_lines
 
-    cells = table_cells(state, spec, shown)
+    lines = table_lines(state, spec, shown)
+    if rows is not None:
+        lines = newest(lines, rows)
     columns = width() if columns is None else columns
-    header, chosen = fitted(cells if rows is None else newest(cells, rows), columns)
+    header, cells = fitted(lines, columns)
     colours: list[list[str | None]] = []
-    for row in chosen:
-        colour = _COLOURS.get(row[1], state_colour(row[1])) if settings.colours() else None
-        best = "green" if settings.colours() and row[0].endswith("*") else None
+    for line in lines:
+        colour = _COLOURS.get(line.state, state_colour(line.state)) if settings.colours() else None
+        best = "green" if settings.colours() and line.is_best else None
         colours.append([best, colour, *[None] * (len(header) - 2)])
-    plain: list[Any] = [[plain_text(cell) for cell in row] for row in chosen]
+    plain: list[Any] = [[plain_text(cell) for cell in row] for row in cells]
     numbers = ("TRIAL", "BEST", "LAST", "REPORTS")
     right = tuple(index for index, name in enumerate(header) if name in numbers)
     return table(plain, header, right=right, colours=colours, columns=columns)

@@ -277,6 +277,7 @@ class TrialRow:
         reason: Why it was stopped or failed, for people; otherwise empty.
         cause: The same as a name that the sweep's driver knows; None while there is nothing to
             explain.
+        detail: The reason without the trial's number; may be empty.
         judged: How many of the reports the early termination policy has judged.
         stop_requested: Whether its end was decided; the job may still be ending.
         metric_names: All names that its job logged, known after its end.
@@ -289,6 +290,7 @@ class TrialRow:
     reports: tuple[float, ...] = ()
     reason: str = ""
     cause: str | None = None
+    detail: str = ""
     judged: int = 0
     stop_requested: bool = False
     metric_names: tuple[str, ...] = ()

@@ -328,6 +328,7 @@ CREATE TABLE trials (
 	started_at TEXT,
 	ended_at TEXT,
 	cause TEXT,
+	detail TEXT DEFAULT '' NOT NULL,
 	PRIMARY KEY (sweep, number)
 );
 

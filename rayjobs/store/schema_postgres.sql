@@ -331,6 +331,7 @@ CREATE TABLE trials (
 	started_at TEXT COLLATE "C",
 	ended_at TEXT COLLATE "C",
 	cause TEXT COLLATE "C",
+	detail TEXT COLLATE "C" DEFAULT '' NOT NULL,
 	PRIMARY KEY (sweep, number)
 );
 

@@ -64,13 +64,13 @@ RETURNING attempt
 """
 
 PUT_TRIAL = """
-INSERT INTO trials (sweep, number, job, state, parameters, reports, reason, cause, judged,
-    stop_requested, metric_names, started_at, ended_at)
-VALUES (:sweep, :number, :job, :state, :parameters, :reports, :reason, :cause, :judged,
-    :stop_requested, :metric_names, :started_at, :ended_at)
+INSERT INTO trials (sweep, number, job, state, parameters, reports, reason, cause, detail,
+    judged, stop_requested, metric_names, started_at, ended_at)
+VALUES (:sweep, :number, :job, :state, :parameters, :reports, :reason, :cause, :detail,
+    :judged, :stop_requested, :metric_names, :started_at, :ended_at)
 ON CONFLICT (sweep, number) DO UPDATE SET job = excluded.job, state = excluded.state,
     reports = excluded.reports, reason = excluded.reason, cause = excluded.cause,
-    judged = excluded.judged, stop_requested = excluded.stop_requested,
+    detail = excluded.detail, judged = excluded.judged, stop_requested = excluded.stop_requested,
     metric_names = excluded.metric_names, started_at = excluded.started_at,
     ended_at = excluded.ended_at
 """  # parameters are written once
@@ -260,6 +260,7 @@ def _trial_values(sweep_id: str, trial: TrialRow) -> dict[str, Any]:
         "reports": reports_text(trial.reports),
         "reason": trial.reason,
         "cause": trial.cause,
+        "detail": trial.detail,
         "judged": trial.judged,
         "stop_requested": int(trial.stop_requested),
         "metric_names": to_json([*trial.metric_names]),
@@ -277,6 +278,7 @@ def _trial_of(row: sqlite3.Row) -> TrialRow:
         reports=reports_of(row["reports"]),
         reason=row["reason"],
         cause=row["cause"],
+        detail=row["detail"],
         judged=row["judged"],
         stop_requested=bool(row["stop_requested"]),
         metric_names=tuple(json.loads(row["metric_names"])),

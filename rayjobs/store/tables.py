@@ -208,6 +208,8 @@ trials = sa.Table(
     sa.Column("started_at", sa.Text),
     sa.Column("ended_at", sa.Text),
     sa.Column("cause", sa.Text),  # what decided its end; NULL: nothing to explain
+    # The reason without the trial's number.
+    sa.Column("detail", sa.Text, nullable=False, server_default=""),
 )
 
 # A pipeline run is a row of `jobs` (kind "pipeline") and a row here; a step is a job with a row in

@@ -170,6 +170,7 @@ class SweepContract:
             job="j1",
             reports=(0.1, math.inf, -math.inf, 2.0),
             reason="stopped trial 1 at interval 4: 2 < 3/(1+0.1) — größer",
+            detail="interval 4: 2 < 3/(1+0.1) — größer",
             cause="policy",
             judged=4,
             stop_requested=True,

@@ -206,6 +206,7 @@ def test_first_postgres_version_is_upgraded_to_current_tables(server: Postgres) 
         assert indexes_of(connection, schema) == indexes_of(connection, new_schema)
     found = [(trial.state, trial.reason, trial.cause) for trial in trials]
     assert found == list(old_trials.TRIALS)
+    assert [trial.detail for trial in trials] == list(old_trials.DETAILS)
     assert cancellations == [cancellation for _, _, cancellation in old_cancels.JOBS]
 
 

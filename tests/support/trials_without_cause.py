@@ -13,6 +13,16 @@ TRIALS = (
     ("Failed", "ValueError: no", "job"),
     ("Running", "", None),
 )
+# The details that a later upgrade finds.
+DETAILS = (
+    "",
+    "never reported the metric 'f1', nor any other. Log it: …",
+    "interval 4: 0.612 < 0.701/(1+0.1)",
+    "the sweep was canceled",
+    "the sweep's time is up: 11s of 10s",
+    "",
+    "",
+)
 INSERT = """
 INSERT INTO trials (sweep, number, state, parameters, reports, reason, judged, stop_requested,
     metric_names) VALUES ({0}, {0}, {0}, '{{}}', '[]', {0}, 0, {0}, '[]')

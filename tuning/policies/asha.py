@@ -152,11 +152,8 @@ class AshaPolicy(Policy):
             if math.isfinite(own)
             else f"{own} is not finite, so it does not meet"
         )
-        reason = (
-            f"stopped trial {trial} at interval {interval}: {value} {shown(cutoff)}, "
-            f"the limit of {share}"
-        )
-        return Stop(trial, interval, reason, own if math.isfinite(own) else None, cutoff)
+        numbers = f"{value} {shown(cutoff)}, the limit of {share}"
+        return Stop(trial, interval, numbers, own if math.isfinite(own) else None, cutoff)
 
     def _cutoff(self, others: Sequence[float], goal: PrimaryMetricGoal) -> float:
         signed = [goal.sign * value for value in others]

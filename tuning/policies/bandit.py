@@ -82,8 +82,7 @@ class BanditPolicy(Policy):
         if not goal.is_better(threshold, own):
             return None
         sign = "<" if goal is PrimaryMetricGoal.MAXIMIZE else ">"
-        reason = f"stopped trial {trial} at interval {interval}: {shown(own)} {sign} {written}"
-        return Stop(trial, interval, reason, own, threshold)
+        return Stop(trial, interval, f"{shown(own)} {sign} {written}", own, threshold)
 
     def _threshold(self, leader: float, goal: PrimaryMetricGoal) -> tuple[float, str]:
         maximize = goal is PrimaryMetricGoal.MAXIMIZE

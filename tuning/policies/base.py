@@ -24,17 +24,26 @@ class Stop:
     """A decision to end a trial early.
 
     Attributes:
-        reason: One line with the numbers, e.g.
-            ``stopped trial 7 at interval 4: 0.612 < 0.701/(1+0.1)``.
+        numbers: The comparison, e.g. ``0.612 < 0.701/(1+0.1)``.
         own: The trial's value that was compared; None if it had no finite one.
         threshold: The value it was compared with.
     """
 
     trial: int
     interval: int
-    reason: str
+    numbers: str
     own: float | None
     threshold: float
+
+    @property
+    def detail(self) -> str:
+        """The interval and the numbers, for a table."""
+        return f"interval {self.interval}: {self.numbers}"
+
+    @property
+    def reason(self) -> str:
+        """One line, e.g. ``stopped trial 7 at interval 4: 0.612 < 0.701/(1+0.1)``."""
+        return f"stopped trial {self.trial} at {self.detail}"
 
 
 @dataclass(frozen=True)
@@ -166,8 +175,7 @@ def stop_diverged(trial: int, interval: int, threshold: float, than: str) -> Sto
     return Stop(
         trial,
         interval,
-        f"stopped trial {trial} at interval {interval}: none of its {interval} reports is a "
-        f"finite number; {than} is {shown(threshold)}",
+        f"none of its {interval} reports is a finite number; {than} is {shown(threshold)}",
         None,
         threshold,
     )

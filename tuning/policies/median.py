@@ -47,8 +47,7 @@ class MedianStoppingPolicy(Policy):
         if not goal.is_better(median, own):
             return None
         sign = "<" if goal is PrimaryMetricGoal.MAXIMIZE else ">"
-        reason = (
-            f"stopped trial {trial} at interval {interval}: {shown(own)} {sign} {shown(median)}, "
-            f"the median of {len(averages)} running averages"
+        numbers = (
+            f"{shown(own)} {sign} {shown(median)}, the median of {len(averages)} running averages"
         )
-        return Stop(trial, interval, reason, own, median)
+        return Stop(trial, interval, numbers, own, median)

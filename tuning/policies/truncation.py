@@ -91,11 +91,10 @@ class TruncationSelectionPolicy(Policy):
         threshold = goal.sign * kept
         sign = "<" if goal is PrimaryMetricGoal.MAXIMIZE else ">"
         value = "no finite value" if own is None else f"{shown(own)} {sign} {shown(threshold)}"
-        reason = (
-            f"stopped trial {trial} at interval {interval}: {value}, among the worst {condemned} "
-            f"of {len(best)} ({self.truncation_percentage} %)"
+        numbers = (
+            f"{value}, among the worst {condemned} of {len(best)} ({self.truncation_percentage} %)"
         )
-        return Stop(trial, interval, reason, own, threshold)
+        return Stop(trial, interval, numbers, own, threshold)
 
 
 def _rank(value: float | None, goal: PrimaryMetricGoal) -> float:

@@ -157,6 +157,8 @@ def test_old_store_opens_with_all_its_content(tmp_path: Path, old: Path) -> None
         if int(old.stem.partition("-")[2]) >= 13:
             causes = [trial.cause for trial in store.trials(old_trials.SWEEP)]
             assert causes == [cause for _, _, cause in old_trials.TRIALS]
+            details = [trial.detail for trial in store.trials(old_trials.SWEEP)]
+            assert details == list(old_trials.DETAILS)
         if int(old.stem.partition("-")[2]) >= 15:
             assert_cancellations(store)
     finally:

@@ -86,7 +86,8 @@ def test_the_policy_stops_a_trial_and_records_the_numbers() -> None:
     first, second = actions_of(state, spec)
     assert first == Judged(0, 2)
     reason = "stopped trial 1 at interval 2: 0.612 < 0.701/(1+0.1)"
-    assert second == StopTrial(1, reason, 2, TrialCause.POLICY)
+    detail = "interval 2: 0.612 < 0.701/(1+0.1)"
+    assert second == StopTrial(1, reason, 2, TrialCause.POLICY, detail)
     after = state.applied(first).applied(second)
     assert actions_of(after, spec) == ()  # the slot is taken until the job has really ended
     assert after.pending_stops == (second,)
@@ -110,7 +111,7 @@ def test_reports_that_come_together_are_judged_one_by_one() -> None:
     state = SweepState((running(0, 0.5, 0.9, 0.9, judged=3), running(1, 0.5, 0.6, 0.95)))
     [stop] = actions_of(state, spec)
     reason = "stopped trial 1 at interval 2: 0.6 < 0.9/(1+0.1)"
-    assert stop == StopTrial(1, reason, 2, TrialCause.POLICY)
+    assert stop == StopTrial(1, reason, 2, TrialCause.POLICY, "interval 2: 0.6 < 0.9/(1+0.1)")
 
 
 def test_misspelled_metric_fails_its_trials_and_the_sweep_continues() -> None:
@@ -209,7 +210,8 @@ def test_exceeding_the_failure_limit_ends_the_sweep_and_its_trials() -> None:
     failed = (ended(0, TrialState.FAILED), ended(1, TrialState.FAILED))
     state = SweepState((*failed, running(2, 0.5)))
     reason = "stopped trial 2: 2 trials failed, more than max_failures, 1"
-    assert actions_of(state, spec) == (StopTrial(2, reason, 0, TrialCause.SWEEP_ENDED),)
+    detail = "2 trials failed, more than max_failures, 1"
+    assert actions_of(state, spec) == (StopTrial(2, reason, 0, TrialCause.SWEEP_ENDED, detail),)
     over = state.with_trial(ended(2, TrialState.CANCELED))
     [finish] = actions_of(over, spec)
     assert finish.state is JobState.FAILED and "more than max_failures, 1" in finish.reason

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rayjobs.tuning.driver import failure_of
 from rayjobs.tuning.state import SweepState
 from rayjobs.tuning.trials import TrialCause, TrialRecord, TrialState
-from rayjobs.tuning.watch import News, state_text
+from rayjobs.tuning.watch import News, newest, state_text, table_lines
 from tests.unit.tuning.simulation import sweep
 
 
@@ -45,3 +47,50 @@ def test_reason_of_sweep_is_shown_unchanged() -> None:
     state = SweepState((ended(TrialState.FAILED, reason, TrialCause.NO_METRIC),))
     assert News(sweep()).lines(state)[-1] == reason
     assert failure_of("", state).lines == (reason,)
+
+
+@pytest.mark.parametrize(
+    ("cause", "detail", "reason", "texts"),
+    [
+        (
+            TrialCause.POLICY,
+            "interval 4: 0.6 < 0.9",
+            "stopped trial 0 at interval 4: 0.6 < 0.9",
+            ("at interval 4: 0.6 < 0.9", "interval 4: 0.6 < 0.9"),
+        ),
+        (
+            TrialCause.SWEEP_ENDED,
+            "the sweep's time is up",
+            "stopped trial 0: the sweep's time is up",
+            ("the sweep's time is up", "the sweep's time is up"),
+        ),
+        (
+            TrialCause.JOB,
+            "",
+            "trial 0 of the archive is damaged",
+            ("trial 0 of the archive is damaged", "trial 0 of the archive is damaged"),
+        ),
+    ],
+)
+def test_row_of_a_trial_does_not_repeat_its_number(
+    cause: TrialCause, detail: str, reason: str, texts: tuple[str, str]
+) -> None:
+    trial = replace(ended(TrialState.CANCELED, reason, cause), detail=detail)
+    (line,) = table_lines(SweepState((trial,)), sweep())
+    assert (line.reason, line.short_reason) == texts
+
+
+def test_short_terminal_shows_running_trials_and_the_best() -> None:
+    trials = [
+        TrialRecord(
+            number=n,
+            parameters={},
+            values=(1.0 if n == 2 else 0.5,),
+            state=TrialState.COMPLETED if n < 8 else TrialState.RUNNING,
+            job_id=f"x_{n}",
+        )
+        for n in range(10)
+    ]
+    lines = table_lines(SweepState(tuple(trials)), sweep(), {9: "Queued"})
+    assert [line.name for line in newest(lines, 4)] == ["2*", "7", "8", "9"]
+    assert [line.state for line in newest(lines, 3)] == ["Completed", "Running", "Queued"]

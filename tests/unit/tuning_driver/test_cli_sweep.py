@@ -289,16 +289,6 @@ def test_job_is_not_a_sweep_and_unknown_sweep_is_not_found(world: World, call: C
     assert call("best", "nothing")[0] == 3
 
 
-def test_short_terminal_shows_running_trials_and_the_best() -> None:
-    from rayjobs.tuning.watch import newest
-
-    cells = [
-        (f"{n}{'*' if n == 2 else ''}", "Completed" if n < 8 else "Running") for n in range(10)
-    ]
-    shown = [row[0] for row in newest(cells, 4)]
-    assert shown == ["2*", "7", "8", "9"]
-
-
 @pytest.mark.long
 def test_best_excludes_trials_that_diverged_later(world: World, call: Call) -> None:
     def script(parameters: Any) -> Any:

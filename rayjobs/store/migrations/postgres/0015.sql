@@ -1,4 +1,5 @@
 ALTER TABLE jobs ADD COLUMN cancellation TEXT COLLATE "C";
+ALTER TABLE trials ADD COLUMN detail TEXT COLLATE "C" DEFAULT '' NOT NULL;
 WITH requested AS (
     SELECT job, COALESCE(data::json ->> 'by', '') AS person,
         CASE WHEN COALESCE(data::json ->> 'by', '') = '' THEN 'canceled'
@@ -15,3 +16,12 @@ UPDATE jobs
 SET cancellation = json_build_object('by', substr(reason, 13))::text
 WHERE state = 'Canceled' AND (reason = 'canceled' OR reason LIKE 'canceled by %')
     AND NOT EXISTS (SELECT 1 FROM events WHERE job = jobs.id AND kind = 'cancel');
+UPDATE trials SET detail = CASE
+    WHEN cause = 'policy' AND reason LIKE 'stopped trial ' || number || ' at %'
+        THEN substr(reason, length('stopped trial ' || number || ' at ') + 1)
+    WHEN cause IN ('sweep_ended', 'sweep_canceled')
+        AND reason LIKE 'stopped trial ' || number || ': %'
+        THEN substr(reason, length('stopped trial ' || number || ': ') + 1)
+    WHEN cause = 'no_metric' AND reason LIKE 'trial ' || number || ' %'
+        THEN substr(reason, length('trial ' || number || ' ') + 1)
+    ELSE '' END;

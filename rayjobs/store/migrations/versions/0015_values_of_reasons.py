@@ -1,4 +1,4 @@
-"""Who canceled a job and what else there is to say, apart from the sentence for people."""
+"""Values of sentences for people: who canceled a job, and why a trial ended."""
 
 from __future__ import annotations
 
@@ -33,10 +33,23 @@ SET cancellation = json_object('by', substr(reason, 13))
 WHERE state = 'Canceled' AND (reason = 'canceled' OR reason LIKE 'canceled by %')
     AND NOT EXISTS (SELECT 1 FROM events WHERE job = jobs.id AND kind = 'cancel')
 """
+# The reason of a trial that its sweep ended began with the trial's number.
+DETAILS = """
+UPDATE trials SET detail = CASE
+    WHEN cause = 'policy' AND reason LIKE 'stopped trial ' || number || ' at %'
+        THEN substr(reason, length('stopped trial ' || number || ' at ') + 1)
+    WHEN cause IN ('sweep_ended', 'sweep_canceled')
+        AND reason LIKE 'stopped trial ' || number || ': %'
+        THEN substr(reason, length('stopped trial ' || number || ': ') + 1)
+    WHEN cause = 'no_metric' AND reason LIKE 'trial ' || number || ' %'
+        THEN substr(reason, length('trial ' || number || ' ') + 1)
+    ELSE '' END
+"""
 
 
 def upgrade() -> None:
-    """Add a column, and fill it from the stored reasons."""
+    """Add two columns, and fill them from the stored reasons."""
     op.add_column("jobs", sa.Column("cancellation", sa.Text))
-    op.get_bind().exec_driver_sql(REQUESTED)
-    op.get_bind().exec_driver_sql(QUEUED)
+    op.add_column("trials", sa.Column("detail", sa.Text, nullable=False, server_default=""))
+    for statement in (REQUESTED, QUEUED, DETAILS):
+        op.get_bind().exec_driver_sql(statement)
