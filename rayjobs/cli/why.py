@@ -204,7 +204,7 @@ def _details(
     for number, node in enumerate(decision.free):
         lines.append(("  Free" if number == 0 else "      ", _free_text(node)))
     if decision.rule in ABOUT_CAPACITY:
-        lines.append(("  Nearest fit", _short_nodes(decision.nearest, decision)))
+        lines.append(("  Nearest fit", decision.nearest))
     lines.append(("  Starts", _estimate_text(decision)))
     lines.append(("  To start it now", decision.remedy))
     lines.append(("  Command", _command(job, decision.change)))
@@ -220,12 +220,6 @@ def _command(job: Job, change: Mapping[str, float]) -> str:
     }
     chosen = [options[name](value) for name, value in change.items() if name in options]
     return f"rayjobs update {short_id(job)} {' '.join(chosen)}" if chosen else ""
-
-
-def _short_nodes(text: str, decision: JobDecision) -> str:
-    for node in decision.free:
-        text = text.replace(node.node_id, node.node_id[:12])
-    return text
 
 
 def _free_text(node: FreeNode) -> str:

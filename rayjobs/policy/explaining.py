@@ -170,9 +170,10 @@ def nearest_fit(capacities: Sequence[NodeCapacity], shape: Shape) -> str:
         if wanted - free > 1e-6 * unit:
             lack = float(f"{(wanted - max(0.0, free)) / unit:.3g}")
             parts.append(f"{lack:g} {name}" if unit > 1 else counted(lack, name))
+    node = best.node_id[:12]
     if not parts:
-        return f"{best.node_id} has capacity for it"
-    return f"{best.node_id} lacks {', '.join(parts)}"
+        return f"{node} has capacity for it"
+    return f"{node} lacks {', '.join(parts)}"
 
 
 def _lack(capacity: NodeCapacity, shape: Shape) -> tuple[bool, float, float, float]:

@@ -506,11 +506,12 @@ def test_target_at_its_job_limit_preempts_one_job() -> None:
 
 
 def test_free_capacity_and_nearest_fit() -> None:
-    busy = runs("busy", "n0", gpus=3, cpus=1)
-    capacities = [less(capacity("n0", gpus=4), busy), capacity("n1", gpus=0)]
+    node = "0123456789ab" * 4  # people see the beginning of a long id
+    busy = runs("busy", node, gpus=3, cpus=1)
+    capacities = [less(capacity(node, gpus=4), busy), capacity("n1", gpus=0)]
     plan = decide(Situation(waiting=[job("j", gpus=3)], running=[busy], capacities=capacities))
     explanation = explain(plan, "j")
-    assert explanation.nearest == "n0 lacks 2 GPUs"
+    assert explanation.nearest == "0123456789ab lacks 2 GPUs"
     assert [one["free_gpus"] for one in explanation.free] == [1, 0]
     assert explanation.remedy == "with 1 GPU on one node it would start now"
     assert explanation.to_dict()["rule"] == "capacity"
