@@ -393,10 +393,10 @@ class Images:
                 doing=f"the image {asked.text!r} cannot be unpacked",
             )
         except ProgramFailedError as error:
-            if error.status != unpacking.REFUSED or not error.lines:
+            refusal = unpacking.refusal(folder) if error.status == unpacking.REFUSED else None
+            if refusal is None:
                 raise
-            refusal = BadImageError(unpacking.reason(error.lines[-1]))
-            raise _bad(asked, refusal, error.lines) from error
+            raise _bad(asked, BadImageError(refusal), error.lines) from error
 
     def _discard(self, folder: Path) -> None:
         with OwnFolder(self._cache.building) as building:

@@ -1,8 +1,9 @@
 """Unpacks one image into a folder, as a separate program that can be ended at any moment.
 
 ``python unpacking.py SOURCE FOLDER MOST_BYTES [NAME]`` writes ``FOLDER/rootfs`` and
-``FOLDER/image.json`` (digest, configuration, skipped files), and prints its progress. An unfinished
-image is never used: the folder is only moved into place when the program has succeeded.
+``FOLDER/image.json`` (digest, configuration, skipped files), and prints its progress. If it refuses
+the image, ``FOLDER/refused.json`` says why. An unfinished image is never used: the folder is only
+moved into place when the program has succeeded.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from rayjobs.containers import sources
 from rayjobs.containers.layers import BadImageError, Root
 from rayjobs.core.text import counted, duration_text
+from rayjobs.injob import record_files
 
 ROOTFS = "rootfs"
 RECORD = "image.json"
 REFUSED = 3  # its exit code for an image that must not be unpacked
-_ERROR = "error: "
+_REFUSAL = "refused.json"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -57,13 +60,16 @@ def unpack(image: sources.Image, folder: Path) -> dict[str, object]:
     return record
 
 
-def reason(line: str) -> str:
-    """Return why the program failed, from the last line of its output."""
-    return line.removeprefix(_ERROR)
+def refusal(folder: Path) -> str | None:
+    """Return why the program refused the image of a folder; None: it did not say."""
+    try:
+        return str(record_files.read_json(str(folder), _REFUSAL)["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def main(arguments: list[str]) -> int:
-    """Run the program; after a failure, the last line of its output has the cause (`reason`)."""
+    """Run the program; it prints the cause of a failure, see also `refusal`."""
     source, folder, most_bytes, *name = arguments
     try:
         with sources.opened(
@@ -71,10 +77,12 @@ def main(arguments: list[str]) -> int:
         ) as image:
             unpack(image, Path(folder))
     except BadImageError as error:
-        print(f"{_ERROR}{error}")
+        print(f"error: {error}")
+        with suppress(OSError):
+            (Path(folder) / _REFUSAL).write_text(json.dumps({"reason": str(error)}))
         return REFUSED
     except OSError as error:
-        print(f"{_ERROR}{os.strerror(error.errno or 0)}: {error.filename or folder}")
+        print(f"error: {os.strerror(error.errno or 0)}: {error.filename or folder}")
         return 1
     return 0
 
