@@ -618,7 +618,7 @@ class S3Blobs:
                     f"no space is left for files in {where} ({_code_of(error)}); the existing "
                     f"files are unchanged. Free space there, or raise the quota"
                 ) from error
-            raise self._failed(explain(error, what=f"use {key!r}", where=where)) from error
+            raise self._failed(explain(error, what=f"use {key!r}")) from error
         except OSError as error:
             raise StoreError(f"{key} cannot be read or written: {error}") from error
 
@@ -626,7 +626,7 @@ class S3Blobs:
         from rayjobs.datastore.errors import BucketNotFound, DatastoreUnavailable
 
         where = self.address.where
-        why = str(error).replace(f" on {where}", "")
+        why = str(error)
         if isinstance(error, BucketNotFound):
             why = "there is no bucket of this name: create it, or check the address"
         kind = StoreUnreachableError if isinstance(error, DatastoreUnavailable) else StoreError
