@@ -225,10 +225,12 @@ def _confirm(store: Path, source: Path, found: Dropped) -> None:
 
 def _dropped_lines(found: Dropped, one: str, many: str) -> list[str]:
     """Return what a restore drops, a line for each kind of record."""
+    from rayjobs.store.dropped import MEMBER
+
     lines = []
     for what, some in found.records.items():
         number = len(some)
-        name = _MEMBERS if what == "member or trial" and number != 1 else None
+        name = _MEMBERS if what == MEMBER and number != 1 else None
         shown = f"{number:,} {name}" if name else counted(number, what)
         lines.append(f"  {shown} {verb(number, one, many)}: {_named(some)}")
     if found.again:
