@@ -32,9 +32,7 @@ DRAIN_S = 2.0
 _CHUNK = 65_536
 _LONGEST = 400  # characters of a cause in a message; the log has the full text
 _PASSWORD = re.compile(r"(://)[^/@\s]+@")
-_NO_SOLUTION = "No solution found when resolving"
-# Errors of uv and of conda's solver that another attempt would repeat.
-_FOR_GOOD = (_NO_SOLUTION, "error: SolverError", "error: InvalidMatchSpecError")
+_NO_SOLUTION = "No solution found when resolving"  # uv's error
 _FULL = ("No space left on device", "os error 28", "Disk quota exceeded", "os error 122")
 _BEGIN = ("error:", "×", "  ×")
 
@@ -248,7 +246,7 @@ def _failed(code: int, lines: Sequence[str], doing: str) -> PrepareError:
         return PrepareError(message, failure_class="storage", lines=relevant)
     message = f"{doing}: {sentence(relevant) or f'exit code {code}'}. Full log: {BUILD_LOG}"
     # Another attempt would find the same missing package or the same conflict.
-    is_permanent = any(words in line for line in lines for words in _FOR_GOOD)
+    is_permanent = any(_NO_SOLUTION in line for line in lines)
     return ProgramFailedError(
         message,
         status=code,

@@ -30,7 +30,10 @@ if __name__ == "__main__":
 from rayjobs.environments.conda_task import CondaTask, CondaWork
 
 PLATFORM = "linux-64"
-NOT_INSTALLED = 3  # its exit code if py-rattler is not installed
+# Exit codes.
+FAILED = 1
+NOT_INSTALLED = 3  # there is no py-rattler
+UNSOLVABLE = 4  # no packages, of today's index, satisfy the specifications
 _BUILD = re.compile(r"[^\s=<>!~\[]+=[^\s=]+=[^\s=]+")  # NAME=VERSION=BUILD
 _SOLVE_TIMEOUT = timedelta(minutes=10)
 _LOOK_S = 0.5
@@ -228,11 +231,17 @@ def main(path: str) -> int:
     except ImportError as error:
         say(f"error: py-rattler is not installed: {error}")
         return NOT_INSTALLED
-    except Exception as error:  # of any type: only the text matters
+    except Exception as error:
         say(f"error: {type(error).__name__}: {error}")
-        return 1
+        return UNSOLVABLE if _is_unsolvable(error) else FAILED
     Path(task.done).touch()
     return 0
+
+
+def _is_unsolvable(error: Exception) -> bool:
+    from rattler.exceptions import InvalidMatchSpecError, SolverError
+
+    return isinstance(error, (InvalidMatchSpecError, SolverError))
 
 
 if __name__ == "__main__":

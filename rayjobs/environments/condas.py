@@ -205,6 +205,14 @@ class Conda:
             if done.exists():
                 return  # the task was complete before the process failed
             status = error.status if isinstance(error, ProgramFailedError) else None
+            if status == conda_worker.UNSOLVABLE:
+                # Another attempt would find the same missing package or the same conflict.
+                raise PrepareError(
+                    error.message,
+                    failure_class=error.failure_class,
+                    lines=error.lines,
+                    is_permanent=True,
+                ) from error
             if status == conda_worker.NOT_INSTALLED:
                 raise PrepareError(
                     "conda packages need py-rattler on the target's nodes: install rayjobs[conda] "
