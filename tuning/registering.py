@@ -28,7 +28,7 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
     """
     known = sweep.properties.get(PROPERTY)
     if known is not None:
-        return f"registered as model {known}{worse_at_its_end(spec, trial)}"
+        return _registered(known, spec, trial)
     wanted = f"trial {trial.number} was not registered as model {spec.register_as!r}"
     value = trial.best(spec.goal)
     assert spec.register_as is not None and trial.job_id is not None and value is not None
@@ -48,12 +48,17 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
         )
         label = f"{model.name}:{model.version}"
         workspace.store.update(sweep.id, JobChanges(properties={PROPERTY: label}))
-        return f"registered as model {label}{worse_at_its_end(spec, trial)}"
+        return _registered(label, spec, trial)
     except (RayjobsError, OSError) as error:
         text = f"{wanted}: {error}"
     log.warning("%s: %s", sweep.id, text)
     workspace.store.add_event(sweep.id, "not_registered", text, attempt=sweep.attempt)
     return text
+
+
+def _registered(label: str, spec: SweepSpec, trial: TrialRecord) -> str:
+    text, warning = f"registered as model {label}", worse_at_its_end(spec, trial)
+    return f"{text}; {warning}" if warning else text
 
 
 def worse_at_its_end(spec: SweepSpec, trial: TrialRecord) -> str:
@@ -65,7 +70,7 @@ def worse_at_its_end(spec: SweepSpec, trial: TrialRecord) -> str:
     if best is None or not spec.goal.is_better(best, last):
         return ""
     return (
-        f"; trial {trial.number} had {spec.metric} = {number_text(best)} at its best and "
+        f"trial {trial.number} had {spec.metric} = {number_text(best)} at its best and "
         f"{number_text(last)} at its end: a script that does not store its best weights has left "
         "its last ones"
     )

@@ -88,7 +88,7 @@ def _warn_of_its_end(
     _, state = _look(workspace, job.id)
     warning = worse_at_its_end(spec, state.trials[int(job.properties["best_trial"])])
     if warning:
-        settings.note(f"{settings.style('warning', 'yellow', err=True)}: {warning.lstrip('; ')}")
+        settings.note(f"{settings.style('warning', 'yellow', err=True)}: {warning}")
 
 
 def _look(workspace: OpenWorkspace, sweep_id: str) -> tuple[Job, SweepState]:
