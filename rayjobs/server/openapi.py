@@ -33,8 +33,7 @@ _RANK = {"rank": _WHOLE, "attempt": _WHOLE}
 _START = {"start": {"enum": ["1"]}}
 _FILES = "/v1/datastores/{name}"
 _UPLOAD = {"key": _TEXT, "digest": _TEXT}
-
-
+# The arguments in the query of routes that are not store methods.
 _QUERIES: dict[tuple[str, str], dict[str, Any]] = {
     ("GET", "/v1/jobs/{job_id}/log"): {"name": _TEXT, "attempt": _WHOLE, "offset": _WHOLE},
     ("GET", "/v1/jobs/{job_id}/log-times"): _RANK,
