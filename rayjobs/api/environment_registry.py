@@ -11,6 +11,7 @@ from typing import Any
 from rayjobs.api.environment import Environment
 from rayjobs.api.workspace import Workspace
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.files import replacing
 from rayjobs.core.users import user_name
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import EnvironmentVersion
@@ -82,9 +83,8 @@ def add_wheel(workspace: Workspace, file: Path, *, exist_ok: bool) -> str:
     if place.exists() and not exist_ok:
         raise UsageError(f"the workspace already has {file.name}; set exist_ok=True to replace it")
     place.parent.mkdir(exist_ok=True)
-    fresh = place.with_suffix(".new")
-    shutil.copyfile(file, fresh)
-    fresh.replace(place)
+    with replacing(place) as draft:
+        shutil.copyfile(file, draft)
     return str(place)
 
 

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from rayjobs.core.files import write_atomic
+from rayjobs.core.files import replacing, write_atomic
 from rayjobs.core.text import counted
 
 LOOKS = "rayjobs-environment.looks.json"
@@ -62,9 +62,8 @@ def unshare(folder: Path) -> None:
     """
     for path, info in _files(folder):
         if info.st_nlink > 1 and not os.path.islink(path):  # noqa: PTH114 - many
-            draft = f"{path}.rayjobs-copy"
-            shutil.copy2(path, draft)
-            os.replace(draft, path)  # noqa: PTH105 - many
+            with replacing(path) as draft:
+                shutil.copy2(path, draft)
 
 
 def _looks(folder: Path) -> dict[str, tuple[int, int, int]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.clock import SystemClock, to_text
 from rayjobs.core.durable import sync_folder
 from rayjobs.core.errors import NotFoundError, StoreError, UsageError
-from rayjobs.core.files import write_atomic
+from rayjobs.core.files import replacing, write_atomic
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.store import care
 from rayjobs.workspace import folder
@@ -60,21 +59,17 @@ def backup(workspace: Path, to: Path) -> Copied:
         raise UsageError(f"{to} holds something else; name a new folder, or an earlier backup")
     try:
         to.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = to / f".store.{os.getpid()}.part"
-        try:
+        with replacing(WorkspaceFiles(to).store) as draft:
             address = record.get("store")
             if address is None:
-                care.backup(WorkspaceFiles(workspace).store, draft)
+                care.backup(WorkspaceFiles(workspace).store, Path(draft))
             else:
                 from rayjobs.store import moving
 
-                moving.copy_to_file(address, draft)
+                moving.copy_to_file(address, Path(draft))
             # After the records: the files that these name exist by now, and stay for an hour.
             with folder.open_workspace(workspace, create=False) as opened:
                 done = _copy_files(opened.blobs, FolderBlobs(WorkspaceFiles(to).blobs), to)
-            draft.replace(WorkspaceFiles(to).store)
-        finally:
-            draft.unlink(missing_ok=True)
         values = {"version": 1, "at": to_text(SystemClock().now()), "workspace": record}
         write_atomic(to / _FILE, json.dumps(values, indent=1).encode() + b"\n", mode=0o600)
         sync_folder(to)
@@ -103,10 +98,8 @@ def restore(source: Path, to: Path) -> Copied:
         to.mkdir(mode=0o700, parents=True, exist_ok=True)
         files = WorkspaceFiles(to)
         done = _copy_files(FolderBlobs(WorkspaceFiles(source).blobs), FolderBlobs(files.blobs), to)
-        draft = to / ".store.part"
-        draft.unlink(missing_ok=True)
-        care.backup(WorkspaceFiles(source).store, draft)
-        draft.replace(files.store)
+        with replacing(files.store) as draft:
+            care.backup(WorkspaceFiles(source).store, Path(draft))
         record = {key: one for key, one in known["workspace"].items() if key not in _ELSEWHERE}
         # Written last: a partly restored folder must not count as a workspace.
         folder.write_record(to, record)

@@ -17,6 +17,7 @@ import uuid
 from typing import Any, Dict, Mapping, Optional
 
 from rayjobs.injob import run_calls
+from rayjobs.injob.files import replacing
 from rayjobs.injob.messages import MessageError
 from rayjobs.injob.run_calls import Request, RunAnswer, RunCall, Value
 from rayjobs.injob.run_token import TOKEN_VARIABLE
@@ -188,13 +189,8 @@ class Channel:
         if os.path.isdir(source):
             shutil.move(source, target)
             return
-        part = "%s.part-%s" % (target, uuid.uuid4().hex[:8])
-        try:
-            shutil.move(source, part)
-            os.replace(part, target)
-        finally:
-            if os.path.exists(part):
-                os.unlink(part)
+        with replacing(target) as draft:
+            shutil.move(source, draft)
 
 
 _channels: Dict[str, Channel] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from typing import Iterator, Union
+from typing import Iterator, Optional, Union
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -47,14 +47,18 @@ def write_atomic(
 
 
 @contextlib.contextmanager
-def replacing(path: PathLike) -> Iterator[str]:
+def replacing(path: PathLike, *, draft: Optional[str] = None) -> Iterator[str]:
     """Yield the path of a draft that replaces the file `path` at the end of the block.
 
-    The draft is in the same folder and has the same suffix. If the block raises, the old file stays
-    and the draft is removed.
+    If the block raises, the old file stays and the draft is removed.
+
+    Args:
+        draft: Its path, unique to this call, on the file system of `path`; None: one in the same
+            folder with the same suffix.
     """
-    folder, name = os.path.split(os.fspath(path))
-    draft = os.path.join(folder, f".{os.urandom(6).hex()}.{name[-200:]}")
+    if draft is None:
+        folder, name = os.path.split(os.fspath(path))
+        draft = os.path.join(folder, f".{os.urandom(6).hex()}.{name[-200:]}")
     try:
         yield draft
         os.replace(draft, path)

@@ -15,6 +15,7 @@ import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 from rayjobs.injob import checkpoint
+from rayjobs.injob.files import replacing
 from rayjobs.injob.parallel_messages import Assignment, MiniBatch, SettledBatch
 
 TYPE_CHECKING = False
@@ -151,14 +152,12 @@ class Ledger:
     # -- at the end --------------------------------------------------------------------------------
     def write_rows(self, path: str) -> None:
         """Write the rows of all mini-batches in order, one line each, atomically."""
-        part = path + ".part"
-        with open(part, "w", encoding="utf-8", newline="\n") as out:
+        with replacing(path) as draft, open(draft, "w", encoding="utf-8", newline="\n") as out:
             for number in range(len(self._batches)):
                 for row in self._rows(number):
                     out.write(row + "\n")
             out.flush()
             os.fsync(out.fileno())
-        os.replace(part, path)
 
     def close(self) -> None:
         """Close the journal."""

@@ -8,6 +8,7 @@ import uuid
 from typing import Any, Iterator, List, Optional, Tuple
 
 from rayjobs.injob.azureml.exceptions import WrongTypeError, WrongValueError
+from rayjobs.injob.files import replacing
 
 PART = ".part-"  # prefix of copies in progress; such files are never stored
 
@@ -52,17 +53,12 @@ class UploadArea:
                 "name" % stored
             )
         os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-        part = os.path.join(self.root, PART + uuid.uuid4().hex)
-        try:
+        with replacing(target, draft=self._draft()) as draft:
             if hasattr(source, "read"):
-                with open(part, "wb") as file:
+                with open(draft, "wb") as file:
                     _copy_stream(source, file)
             else:
-                shutil.copyfile(os.fspath(source), part)
-            os.replace(part, target)
-        except BaseException:
-            _remove(part)
-            raise
+                shutil.copyfile(os.fspath(source), draft)
         return stored
 
     def add_image(self, name: str, path: Optional[str], plot: Any) -> str:
@@ -73,14 +69,13 @@ class UploadArea:
         if path is not None:
             return self.add(stored, path)
         os.makedirs(self.root, mode=0o700, exist_ok=True)
-        part = os.path.join(self.root, PART + uuid.uuid4().hex + ".png")
-        try:
-            plot.savefig(part)
-            os.replace(part, os.path.join(self.root, stored))
-        except BaseException:
-            _remove(part)
-            raise
+        with replacing(os.path.join(self.root, stored), draft=self._draft(".png")) as draft:
+            plot.savefig(draft)
         return stored
+
+    def _draft(self, suffix: str = "") -> str:
+        """Return the path of a copy in progress, which is not stored if this process dies."""
+        return os.path.join(self.root, PART + uuid.uuid4().hex + suffix)
 
     def names(self) -> List[str]:
         """Return the names of all uploads."""
@@ -102,10 +97,3 @@ def _copy_stream(source: Any, file: Any) -> None:
         if not data:
             return
         file.write(data.encode("utf-8") if isinstance(data, str) else data)
-
-
-def _remove(path: str) -> None:
-    try:
-        os.remove(path)
-    except FileNotFoundError:
-        pass  # it was never made

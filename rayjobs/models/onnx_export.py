@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.files import replacing
 from rayjobs.injob.lazydataclass import dataclass
 
 if TYPE_CHECKING:
@@ -87,15 +88,11 @@ def export(
         raise UsageError("give the shape of each input, such as --input 1,1,28,28")
     inputs = tuple(torch.randn(*shape) for shape in shapes)
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.partial.onnx")
-    try:
+    with replacing(target) as draft:
         on_stage("writing ONNX")
         _write(torch, module, inputs, draft, opset, fixed_batch=fixed_batch)
         on_stage("checking the result against PyTorch")
-        done = _checked(torch, module, inputs, draft, fixed_batch=fixed_batch)
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
+        done = _checked(torch, module, inputs, Path(draft), fixed_batch=fixed_batch)
     return Exported(target, *done)
 
 
@@ -224,7 +221,7 @@ def _write(
     torch: Any,
     module: Any,
     inputs: tuple[torch.Tensor, ...],
-    draft: Path,
+    draft: str,
     opset: int | None,
     *,
     fixed_batch: bool,
@@ -248,7 +245,7 @@ def _write(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                module, inputs, str(draft), input_names=names, output_names=["output"], **options
+                module, inputs, draft, input_names=names, output_names=["output"], **options
             )
     except Exception as error:
         first = str(error).strip().partition("\n")[0]

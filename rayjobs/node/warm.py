@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rayjobs.core.aliases import ALIASES
 from rayjobs.core.errors import RayjobsError
+from rayjobs.core.files import replacing
 from rayjobs.core.paths import PACKAGE, short_socket
 from rayjobs.core.text import duration_text
 from rayjobs.environments import interpreter
@@ -113,10 +114,8 @@ class NodeWarm:
         for package in (ours.resolve(), *((ours / name).resolve() for name in ALIASES)):
             link = folder / package.name
             if not link.is_symlink() or link.resolve() != package:
-                fresh = folder / f".{package.name}.{os.getpid()}"
-                fresh.unlink(missing_ok=True)
-                fresh.symlink_to(package)
-                fresh.replace(link)
+                with replacing(link) as draft:
+                    Path(draft).symlink_to(package)
         return folder
 
     async def ready(self, plan: LaunchPlan) -> tuple[Path | None, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,40 @@ def test_a_wheel_is_kept_in_the_workspace(workspace: Workspace, tmp_path: Path) 
         Environment.add_private_pip_wheel(workspace, Path(__file__))
     with pytest.raises(NotFoundError, match="no file"):
         Environment.add_private_pip_wheel(workspace, tmp_path / "absent.whl")
+
+
+def test_two_registrations_of_one_wheel_at_a_time_do_not_mix(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "a" / "tiny-1-py3-none-any.whl", tmp_path / "b"
+    for folder in (first.parent, second):
+        folder.mkdir()
+    first.write_bytes(b"first")
+    (second / first.name).write_bytes(b"second")
+    copy = shutil.copyfile
+
+    def copy_then_the_other(source: Path, target: str) -> None:
+        copy(source, target)
+        monkeypatch.setattr(shutil, "copyfile", copy)
+        kept = Environment.add_private_pip_wheel(workspace, second / first.name, exist_ok=True)
+        assert Path(kept).read_bytes() == b"second"
+
+    monkeypatch.setattr(shutil, "copyfile", copy_then_the_other)
+    kept = Path(Environment.add_private_pip_wheel(workspace, first))
+    assert kept.read_bytes() == b"first"
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_a_wheel_that_does_not_fit_on_the_disk_leaves_nothing(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = make_wheel(tmp_path, "tiny-tool")
+
+    def copy_half(source: Path, target: str) -> None:
+        Path(target).write_bytes(source.read_bytes()[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", copy_half)
+    with pytest.raises(OSError, match="No space"):
+        Environment.add_private_pip_wheel(workspace, wheel)
+    assert list((workspace.opened.path / "wheels").iterdir()) == []

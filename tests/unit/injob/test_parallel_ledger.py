@@ -58,7 +58,7 @@ def taken(one: Ledger, holder: object = "me") -> int:
 
 def rows(one: Ledger, folder: Path) -> list[str]:
     one.write_rows(str(folder / "rows.txt"))
-    assert not (folder / "rows.txt.part").exists()
+    assert not list(folder.glob(".*rows.txt*"))  # no draft is left
     return (folder / "rows.txt").read_text().splitlines()
 
 
