@@ -44,7 +44,7 @@ def measure(*, rounds: int, calls: int = 20_000) -> list[Figure]:
             if done.returncode != -signal.SIGKILL:
                 raise SystemExit(f"the script failed:\n{done.stderr[-3000:]}")
             taken_us.append(float(done.stdout))
-            steps = {record.get("step") for record in read_all(str(folder / "rank-0.jsonl"))}
+            steps = {record.step for record in read_all(str(folder / "rank-0.jsonl"))}
             lost += len(set(range(calls)) - steps)
     return [
         Figure("run.log, one call", "µs", median(taken_us), most=20),

@@ -1,8 +1,7 @@
 """The file that a rank logs to: one JSON line per record, appended by one write, read in batches.
 
-A line: ``{"k": kind, "name": text, "value": data, "step": int or null, "t": epoch seconds}``;
-kinds are metric, list, row, table, image, chart (these are metrics), tag, property, upload, fail
-and dropped. Nothing is buffered: once `append` returns, the record survives a kill -9 of the rank.
+A line: ``{"k": kind, "name": text, "value": data, "step": int or null, "t": epoch seconds}``.
+Nothing is buffered: once `append` returns, the record survives a kill -9 of the rank.
 """
 
 from __future__ import annotations
@@ -11,16 +10,77 @@ import errno
 import json
 import os
 import sys
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, TypeVar
 
 from rayjobs.injob import record_files
 from rayjobs.injob.log_values import number_of
 
+One = TypeVar("One")
 METRIC_KINDS = ("metric", "list", "row", "table", "image", "chart")
 READ_BYTES = 1 << 20
 MAX_LINE = 4 << 20  # a longer line is damage, not a record
 MOST_RANK_FILES = 10_000  # of one attempt on one node
 MOST_BYTES = 1 << 30  # of one file: bytes that a script appends beyond this are not read
+# A number's line, in a third of the time of `LoggedRecord.line`. The name is in JSON.
+NUMBER_LINE = '{"k":"metric","name":%s,"value":%r,"step":%s,"t":%.6f}\n'
+_decode = json.JSONDecoder().raw_decode  # faster than json.loads
+
+
+class LoggedRecord(NamedTuple):  # a frozen dataclass takes three times as long to make
+    """One line of a rank's file.
+
+    Attributes:
+        kind: metric, list, row, table, image, chart (these are metrics), tag, property, upload,
+            fail or dropped.
+        value: JSON data, whose form depends on the kind; a dropped record's is the number of
+            records that could not be written.
+        name: What the script calls it; None if the kind has no names.
+        step: The script's own step, if it gave one.
+        at_s: When it was logged, in seconds since 1970.
+        position: The byte position of its line: unique and growing within the file, so that a
+            record may be sent twice.
+    """
+
+    kind: str
+    value: Any
+    name: Optional[str] = None
+    step: Optional[int] = None
+    at_s: float = 0.0
+    position: int = 0
+
+    @classmethod
+    def from_line(cls, line: bytes, position: int) -> "Optional[LoggedRecord]":
+        """Return a line's record; None if the line is damaged.
+
+        A script can write the file as well: an entry of another type counts as missing.
+        """
+        values = json_object(line)
+        if values is None:
+            return None
+        get = values.get
+        kind, name, step, at_s = values["k"], get("name"), get("step"), get("t")
+        if "value" not in values and kind in METRIC_KINDS:
+            return None
+        return cls(
+            kind,
+            get("value"),
+            name if type(name) is str else None,
+            step if type(step) is int else None,
+            at_s if type(at_s) is float or type(at_s) is int else 0.0,
+            position,
+        )
+
+    def line(self) -> bytes:
+        """Return the record as a line of the file.
+
+        Raises:
+            ValueError: The value holds NaN or an infinity.
+        """
+        values: Dict[str, Any] = {"k": self.kind, "value": self.value}
+        if self.name is not None:
+            values = {"k": self.kind, "name": self.name, "value": self.value}
+            values.update(step=self.step, t=self.at_s)
+        return json.dumps(values, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 class Appender:
@@ -45,7 +105,7 @@ class Appender:
             if self._torn:
                 line = b"\n" + line  # ends the half line that a full disk left
             if self.dropped != self._reported:
-                line = line + _dropped_line(self.dropped)
+                line = line + LoggedRecord("dropped", self.dropped).line()
             written = os.write(self._open(), line)
             if written != len(line):
                 self._torn = True
@@ -101,26 +161,31 @@ class Appender:
             pass  # stderr is full, closed or None as well: the loss cannot be reported
 
 
-def _dropped_line(count: int) -> bytes:
-    return json.dumps({"k": "dropped", "value": count}).encode() + b"\n"
+def read_batch(path: str, offset: int = 0, limit: int = 10000) -> Tuple[List[LoggedRecord], int]:
+    """Return up to `limit` records from byte `offset` on, and the next offset; see `read_lines`."""
+    return read_lines(path, LoggedRecord.from_line, offset, limit)
 
 
-def read_batch(path: str, offset: int = 0, limit: int = 10000) -> Tuple[List[Dict[str, Any]], int]:
-    """Return up to `limit` records from byte `offset` on, and the next offset.
+def read_lines(
+    path: str, parse: Callable[[bytes, int], Optional[One]], offset: int = 0, limit: int = 10000
+) -> Tuple[List[One], int]:
+    """Return what up to `limit` lines from byte `offset` on hold, and the next offset.
 
-    Each record gets ``"n"``, the byte position of its line: unique and growing within the
-    file, so that a batch may be sent twice. A last line without its newline is left for the
-    next call; a damaged line is skipped. A missing file has no records. Reads about 1 MiB a
-    call, more only for a longer line: call again until the offset stays the same. Nothing beyond
-    `MOST_BYTES` is read.
+    A last line without its newline is left for the next call. A missing file has no lines. Reads
+    about 1 MiB a call, more only for a longer line: call again until the offset stays the same.
+    Nothing beyond `MOST_BYTES` is read.
+
+    Args:
+        parse: Returns what a line without its newline, at a byte position, holds. None: it is
+            damaged, and skipped.
 
     Raises:
         UnusableFileError: a link, FIFO, folder or device is in its place.
         OSError: it cannot be read.
     """
-    records: List[Dict[str, Any]] = []
+    found: List[One] = []
     if offset >= MOST_BYTES:
-        return records, offset
+        return found, offset
     folder, name = os.path.split(path)
     root, folder = os.path.split(folder)
     try:
@@ -133,55 +198,62 @@ def read_batch(path: str, offset: int = 0, limit: int = 10000) -> Tuple[List[Dic
                     break
                 data += more
     except FileNotFoundError:
-        return records, offset
+        return found, offset
     if b"\n" not in data and len(data) >= MAX_LINE:
-        return records, offset + len(data)  # too long for a record: damaged, skipped
+        return found, offset + len(data)  # too long for a record: damaged, skipped
     start = 0
-    while len(records) < limit:
+    while len(found) < limit:
         end = data.find(b"\n", start)
         if end < 0:
             break
-        record = _parse(data[start:end])
-        if record is not None:
-            record["n"] = offset + start
-            records.append(record)
+        one = parse(data[start:end], offset + start)
+        if one is not None:
+            found.append(one)
         start = end + 1
-    return records, offset + start
+    return found, offset + start
 
 
-def _parse(line: bytes) -> Optional[Dict[str, Any]]:
+def json_object(line: bytes, position: int = 0) -> Optional[Dict[str, Any]]:
+    """Return a line's JSON object; None if it is damaged or has no kind ``k``."""
     if not line.startswith(b"{"):
         return None
     try:
-        record = json.loads(line.decode("utf-8"))
+        text = line.decode("utf-8")
+        values, end = _decode(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("k"), str):
+    if end != len(text) and text[end:].strip(" \t\r"):
         return None
-    return record
+    return values if type(values.get("k")) is str else None
 
 
-def read_all(path: str, most_bytes: int = MOST_BYTES) -> List[Dict[str, Any]]:
-    """Return the complete records in the first `most_bytes` of a file.
+def read_all(path: str) -> List[LoggedRecord]:
+    """Return the complete records of a file; see `read_lines`."""
+    return read_all_lines(path, LoggedRecord.from_line)
+
+
+def read_all_lines(
+    path: str, parse: Callable[[bytes, int], Optional[One]], most_bytes: int = MOST_BYTES
+) -> List[One]:
+    """Return what the complete lines in the first `most_bytes` of a file hold; see `read_lines`.
 
     Raises:
         UnusableFileError: a link, FIFO, folder or device is in its place.
         OSError: it cannot be read.
     """
-    records: List[Dict[str, Any]] = []
+    found: List[One] = []
     offset = 0
     while True:
-        batch, next_offset = read_batch(path, offset)
-        records.extend(batch)
+        batch, next_offset = read_lines(path, parse, offset)
+        found.extend(batch)
         if next_offset == offset or next_offset >= most_bytes:
-            return records
+            return found
         offset = next_offset
 
 
-def stored_value(record: Dict[str, Any]) -> Any:
-    """Return a metric record's value as it is stored: a scalar, else ``{"kind", "value"}``."""
-    value = record.get("value")
-    return value if record["k"] == "metric" else {"kind": record["k"], "value": value}
+def stored_value(kind: str, value: Any) -> Any:
+    """Return a metric's value as it is stored: a scalar, else ``{"kind", "value"}``."""
+    return value if kind == "metric" else {"kind": kind, "value": value}
 
 
 def combine(values: Iterable[Tuple[str, Any]]) -> Dict[str, Any]:

@@ -39,7 +39,7 @@ class OfflineRun(LoggingRun):
     def _put(self, kind: str, name: str, value: Any, step: Optional[int] = None) -> None:
         at = "" if step is None else " (step %d)" % step
         if kind in METRIC_KINDS:
-            self._records.append((name, stored_value({"k": kind, "value": value})))
+            self._records.append((name, stored_value(kind, value)))
             print("%s: %s%s" % (name, _short(number_of(value)), at))
         else:
             print("%s %s: %s" % (kind, name, _short(value)))

@@ -15,7 +15,15 @@ from rayjobs.injob.attempt_runs import AttemptRun, refuse_datastore
 from rayjobs.injob.attempt_workspace import RunExperiment, RunWorkspace
 from rayjobs.injob.channel import Channel, own_channel
 from rayjobs.injob.inputs import InputDatasets, read_record
-from rayjobs.injob.metrics_file import METRIC_KINDS, Appender, combine, read_all, stored_value
+from rayjobs.injob.metrics_file import (
+    METRIC_KINDS,
+    NUMBER_LINE,
+    Appender,
+    LoggedRecord,
+    combine,
+    read_all,
+    stored_value,
+)
 from rayjobs.injob.run_token import has_token
 from rayjobs.injob.uploads import UploadArea, clean_name
 
@@ -71,12 +79,7 @@ class SubmittedRun(AttemptRun):
                 if len(self._names) < 10000:
                     self._names[name] = shown
             log_values.step_of(step)
-            line = '{"k":"metric","name":%s,"value":%r,"step":%s,"t":%.6f}\n' % (
-                shown,
-                value,
-                "null" if step is None else step,
-                time.time(),
-            )
+            line = NUMBER_LINE % (shown, value, "null" if step is None else step, time.time())
             self._file.append(line.encode("ascii"))
             return
         super().log(name, value, description, step)
@@ -86,8 +89,7 @@ class SubmittedRun(AttemptRun):
         self._file.touch()
 
     def _put(self, kind: str, name: str, value: Any, step: Optional[int] = None) -> None:
-        record = {"k": kind, "name": name, "value": value, "step": step, "t": time.time()}
-        line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+        line = LoggedRecord(kind, value, name, step, time.time()).line()
         if len(line) > log_values.MAX_RECORD:
             raise ValueError(
                 "the record %r has %d bytes; %d are allowed. Write it to a file below outputs/, "
@@ -129,11 +131,11 @@ class SubmittedRun(AttemptRun):
         return {**known, **self._properties}
 
     def _logged(self) -> List[Tuple[str, Any]]:
-        pairs = []
-        for record in read_all(self._file.path):
-            if record["k"] in METRIC_KINDS:
-                pairs.append((record["name"], stored_value(record)))
-        return pairs
+        return [
+            (record.name, stored_value(record.kind, record.value))
+            for record in read_all(self._file.path)
+            if record.kind in METRIC_KINDS and record.name is not None
+        ]
 
     # -- files -------------------------------------------------------------------------------
     def upload_file(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError, StoreBusyError, StoreFullError
 from rayjobs.core.paths import AttemptPaths
-from rayjobs.injob.metrics_file import MOST_RANK_FILES, read_all
+from rayjobs.injob.metrics_file import MOST_RANK_FILES, json_object, read_all_lines
 from rayjobs.injob.model_requests import MOST_MODELS, ModelRecord, name_of
 from rayjobs.injob.record_files import UnusableFileError
 from rayjobs.injob.uploads import clean_name
@@ -50,7 +50,7 @@ def read(root: Path, node: int, left_out: list[LeftOut] | None = None) -> list[R
     for rank in _ranks(paths.model_requests(0).parent):
         merged: dict[tuple[str, str], RequestedModel] = {}
         try:
-            records = read_all(str(paths.model_requests(rank)), most_bytes=MOST_BYTES)
+            records = read_all_lines(str(paths.model_requests(rank)), json_object, MOST_BYTES)
         except UnusableFileError as error:
             left_out.append(LeftOut(f"models that rank {rank} registers: {error}"))
             continue

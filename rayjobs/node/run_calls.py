@@ -26,7 +26,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.injob import run_calls
 from rayjobs.injob.messages import MessageError
-from rayjobs.injob.metrics_file import METRIC_KINDS
+from rayjobs.injob.metrics_file import METRIC_KINDS, stored_value
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.record_files import parse_json
 from rayjobs.injob.run_calls import (
@@ -254,7 +254,7 @@ class RunCalls:
                 rank=0,
                 sequence=one.sequence,
                 name=one.name,
-                value=one.value if one.kind == "metric" else {"kind": one.kind, "value": one.value},
+                value=stored_value(one.kind, one.value),
                 step=one.step,
                 at=datetime.fromtimestamp(one.at_s, UTC),
             )

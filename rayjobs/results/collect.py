@@ -620,14 +620,14 @@ class MetricFollower:
         records, next_offset = read_batch(str(path), offset, limit)
         batch = Batch(rank, next_offset)
         for record in records:
-            kind, name, value = record["k"], record.get("name"), record.get("value")
+            kind, name, value = record.kind, record.name, record.value
             if kind in METRIC_KINDS:
                 point = point_of(record, attempt=self._attempt, rank=rank)
                 if point is not None:
                     batch.points.append(point)
-            elif kind == "tag" and isinstance(name, str):
+            elif kind == "tag" and name is not None:
                 batch.tags[name] = None if value is None else str(value)
-            elif kind == "property" and isinstance(name, str):
+            elif kind == "property" and name is not None:
                 batch.properties.setdefault(name, str(value))
             elif kind == "fail":
                 batch.notes.append((SCRIPT_ERROR, f"the script reported an error: {value}"))

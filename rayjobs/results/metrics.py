@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError
-from rayjobs.core.numbers import is_whole
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.log_values import number_of
-from rayjobs.injob.metrics_file import METRIC_KINDS, combine, stored_value
+from rayjobs.injob.metrics_file import METRIC_KINDS, LoggedRecord, combine, stored_value
 from rayjobs.jobs.records import MetricPoint
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -44,29 +43,26 @@ class Series:
         return self.values[-1] if self.values else math.nan
 
 
-def point_of(record: Mapping[str, Any], *, attempt: int, rank: int) -> MetricPoint | None:
+def point_of(record: LoggedRecord, *, attempt: int, rank: int) -> MetricPoint | None:
     """Return a record of a metric file as a point, or None when it is not a metric.
 
     The point's sequence is the byte position of its line: growing and unique within the
     rank's file. A value is a scalar, or ``{"kind": list|row|table|image|chart, "value": …}``;
     NaN and infinities are strings in records; `number_of` converts them back.
     """
-    name = record.get("name")
-    if record.get("k") not in METRIC_KINDS or not isinstance(name, str) or "value" not in record:
+    if record.kind not in METRIC_KINDS or record.name is None:
         return None
-    step = record.get("step")
-    at = record.get("t")
     try:
-        when = datetime.fromtimestamp(float(at if at is not None else 0.0), UTC)
-    except (TypeError, ValueError, OverflowError, OSError):
+        when = datetime.fromtimestamp(record.at_s, UTC)
+    except (ValueError, OverflowError, OSError):
         when = datetime.fromtimestamp(0, UTC)
     return MetricPoint(
         attempt=attempt,
         rank=rank,
-        sequence=int(record["n"]),
-        name=name,
-        value=stored_value(dict(record)),
-        step=step if is_whole(step) else None,
+        sequence=record.position,
+        name=record.name,
+        value=stored_value(record.kind, record.value),
+        step=record.step,
         at=when,
     )
 

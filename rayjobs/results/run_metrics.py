@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.clock import SystemClock
-from rayjobs.injob.metrics_file import METRIC_KINDS
+from rayjobs.injob.metrics_file import METRIC_KINDS, stored_value
 from rayjobs.jobs.records import INTERACTIVE, Job, MetricPoint
 from rayjobs.results import metrics
 
@@ -52,7 +52,7 @@ def add(store: Store, job: Job, kind: str, name: str, value: Any, step: int | No
             rank=0 if job.kind == INTERACTIVE else OUTSIDE_RANK,
             sequence=sequence,
             name=name,
-            value=value if kind == "metric" else {"kind": kind, "value": value},
+            value=stored_value(kind, value),
             step=step,
             at=SystemClock().now(),
         )

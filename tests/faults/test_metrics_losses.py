@@ -46,7 +46,7 @@ def test_nothing_logged_is_lost_when_the_rank_is_killed(tmp_path: Path) -> None:
     )
     assert done.returncode == -9
     records = read_all(str(tmp_path / "metrics" / "rank-0.jsonl"))
-    assert [record["step"] for record in records] == list(range(5000))
+    assert [record.step for record in records] == list(range(5000))
 
 
 # A file size limit simulates the full disk: the same partial write, then the same error.
@@ -72,8 +72,8 @@ def test_a_full_disk_costs_metrics_never_the_training(tmp_path: Path) -> None:
     assert done.stdout == "trained to the end\n"
     assert done.stderr.count("could not be written") == 1
     records = read_all(str(tmp_path / "metrics" / "rank-0.jsonl"))
-    steps = [record["step"] for record in records if record["k"] == "metric"]
-    dropped = [record["value"] for record in records if record["k"] == "dropped"]
+    steps = [record.step for record in records if record.kind == "metric"]
+    dropped = [record.value for record in records if record.kind == "dropped"]
     assert steps[-2:] == [99, 100]
     assert steps[:-2] == list(range(len(steps) - 2))
     assert dropped == [50 - (len(steps) - 2)]

@@ -74,9 +74,9 @@ class Endpoint:
             except (OSError, http.client.HTTPException):
                 assert time.monotonic() < deadline
 
-    def metrics(self) -> list[tuple[str, int]]:
+    def metrics(self) -> list[tuple[str | None, int | None]]:
         records = read_all(str(self.root / "metrics" / f"rank-{mlflow_server.RANK}.jsonl"))
-        return [(one["name"], one["step"]) for one in records if one["k"] == "metric"]
+        return [(one.name, one.step) for one in records if one.kind == "metric"]
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from rayjobs.core.errors import RayjobsError, UsageError
 from rayjobs.core.paths import AttemptPaths
@@ -16,7 +15,7 @@ from rayjobs.core.text import counted
 from rayjobs.injob import checkpoint
 from rayjobs.injob.identity import boot_id, identity_of, send_signal
 from rayjobs.injob.lazydataclass import dataclass
-from rayjobs.injob.metrics_file import read_batch
+from rayjobs.injob.metrics_file import LoggedRecord, read_batch
 from rayjobs.jobs.records import Attempt, MetricPoint
 from rayjobs.launch import hostclient
 from rayjobs.store.base import Store
@@ -210,7 +209,5 @@ class Hunter:
         return rank if send_signal(identity, signal.SIGKILL) else None
 
 
-def _step(record: Mapping[str, Any], name: str) -> int:
-    step = record.get("step")
-    is_ours = record.get("name") == name and isinstance(step, int)
-    return int(step) if is_ours and step is not None else -1
+def _step(record: LoggedRecord, name: str) -> int:
+    return record.step if record.name == name and record.step is not None else -1

@@ -118,9 +118,9 @@ def test_mlflow_logs_of_a_script_are_in_the_job(
     assert (root / "uploads" / "notes" / "a.txt").read_text() == "text"
     assert result["model"] == f"file://{root}/uploads/net"
     records = read_all(str(root / "metrics" / f"rank-{mlflow_server.RANK}.jsonl"))
-    metrics = [(one["name"], one["value"]) for one in records if one["k"] == "metric"]
+    metrics = [(one.name, one.value) for one in records if one.kind == "metric"]
     assert metrics == [("loss", 0.5), ("loss", "NaN"), ("fold-1/loss", 9.0), ("late", 1.0)]
-    properties = {one["name"]: one["value"] for one in records if one["k"] == "property"}
+    properties = {one.name: one.value for one in records if one.kind == "property"}
     assert properties == {"mlflow.param.lr": "0.1", "mlflow.param.name": "a"}
     # A token is a secret, and what MLflow prints is in the job's log.
     assert "token" not in out
@@ -363,4 +363,4 @@ def test_metrics_that_are_linked_to_a_model_count_once(
     )
     file = Path(attempt["RAYJOBS_METRICS_DIR"]) / f"rank-{mlflow_server.RANK}.jsonl"
     records = read_all(str(file))
-    assert [one["value"] for one in records if one["k"] == "metric"] == [0.5, 0.25]
+    assert [one.value for one in records if one.kind == "metric"] == [0.5, 0.25]

@@ -19,12 +19,12 @@ import pytest
 import rayjobs
 from rayjobs import Run
 from rayjobs.injob.channel import ChannelError
-from rayjobs.injob.metrics_file import read_all
+from rayjobs.injob.metrics_file import LoggedRecord, read_all
 from rayjobs.injob.submitted import SubmittedRun
 from tests.unit.api.conftest import InJob
 
 
-def records(in_job: InJob) -> list[dict[str, Any]]:
+def records(in_job: InJob) -> list[LoggedRecord]:
     return read_all(str(in_job.metrics_file))
 
 
@@ -73,7 +73,7 @@ def test_each_call_is_one_line_at_once(in_job: InJob) -> None:
 )
 def test_scalars_are_kept(in_job: InJob, value: Any, written: Any) -> None:
     Run.get_context().log("m", value)
-    assert [record["value"] for record in records(in_job)] == [written]
+    assert [record.value for record in records(in_job)] == [written]
 
 
 def test_scalars_of_numpy_and_torch_are_numbers(in_job: InJob) -> None:
@@ -83,7 +83,7 @@ def test_scalars_of_numpy_and_torch_are_numbers(in_job: InJob) -> None:
     run.log("b", numpy.array([[3]]))
     run.log("c", numpy.bool_(True))
     run.log_list("d", numpy.array([1.5, numpy.nan]))
-    found = [(record["value"], record["step"]) for record in records(in_job)]
+    found = [(record.value, record.step) for record in records(in_job)]
     assert found == [(0.5, 2), (3, None), (True, None), ([1.5, "NaN"], None)]
 
 
@@ -194,7 +194,7 @@ def test_a_closed_descriptor_is_opened_again(in_job: InJob, tmp_path: Path) -> N
     finally:
         os.close(other)
     assert (tmp_path / "other").read_bytes() == b""
-    assert [record["value"] for record in records(in_job)] == [1.5, 2.5]
+    assert [record.value for record in records(in_job)] == [1.5, 2.5]
 
 
 def test_tags_and_properties(in_job: InJob) -> None:
@@ -207,7 +207,7 @@ def test_tags_and_properties(in_job: InJob) -> None:
         run.add_properties({"author": "you"})
     assert run.get_tags() == {"quality": "good", "epochs": "3", "seen": None}
     assert run.remove_tags(["seen"]) == {"quality": "good", "epochs": "3"}
-    kinds = [(record["k"], record["name"], record["value"]) for record in records(in_job)]
+    kinds = [(record.kind, record.name, record.value) for record in records(in_job)]
     assert kinds[:3] == [("tag", "quality", "good"), ("tag", "epochs", "3"), ("tag", "seen", "")]
     assert kinds[-1] == ("tag", "seen", None)
 
@@ -249,7 +249,7 @@ def test_images_are_stored_and_named(in_job: InJob, tmp_path: Path) -> None:
     run = Run.get_context()
     run.log_image("a plot", plot=Figure())
     run.log_image("photo/1", path=str(tmp_path / "p.jpg"))
-    plot, photo = (record["value"] for record in records(in_job))
+    plot, photo = (record.value for record in records(in_job))
     assert (in_job.root / "uploads" / plot).read_bytes() == b"png"
     assert plot.endswith(".png")
     assert photo.startswith("photo_1_")
@@ -260,7 +260,7 @@ def test_the_end_is_left_to_the_exit_code(in_job: InJob) -> None:
     with attempt_run() as run:
         run.complete()
         run.fail("not so good")
-    assert [record["k"] for record in records(in_job)] == ["fail"]
+    assert [record.kind for record in records(in_job)] == ["fail"]
     with pytest.raises(KeyError), Run.get_context():
         raise KeyError("mine")
     with pytest.warns(UserWarning, match="a run cannot cancel itself"):
@@ -300,7 +300,7 @@ def test_run_needs_only_the_standard_library_in_a_job(in_job: InJob) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['rayjobs', 'rayjobs.api', 'rayjobs.api.run_context']"
-    assert [record["value"] for record in records(in_job)] == [1.5]
+    assert [record.value for record in records(in_job)] == [1.5]
 
 
 def test_heartbeat_counts_and_leaves_no_record(in_job: InJob) -> None:

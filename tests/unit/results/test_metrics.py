@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.injob.metricsfile import LoggedRecord
 from rayjobs.jobs.records import MetricPoint
 from rayjobs.results import metrics
 from rayjobs.results.metric_plots import plot
@@ -28,7 +29,7 @@ def points(*logged: tuple[str, Any], rank: int = 0, step: int | None = None) -> 
 
 
 def test_a_record_becomes_a_point() -> None:
-    record = {"k": "row", "name": "fit", "value": {"x": 1}, "step": None, "t": 2.5, "n": 77}
+    record = LoggedRecord("row", {"x": 1}, "fit", at_s=2.5, position=77)
     point = metrics.point_of(record, attempt=2, rank=3)
     assert point is not None
     assert (point.attempt, point.rank, point.sequence) == (2, 3, 77)
@@ -39,21 +40,21 @@ def test_a_record_becomes_a_point() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        {"k": "tag", "name": "a", "value": "b", "n": 0},
-        {"k": "metric", "value": 1, "n": 0},
-        {"k": "metric", "name": "a", "n": 0},
-        {"k": "metric", "name": 3, "value": 1, "n": 0},
+        LoggedRecord("tag", "b", "a"),
+        LoggedRecord("metric", 1),
     ],
 )
-def test_record_that_is_not_a_metric_is_not_a_point(record: dict[str, Any]) -> None:
+def test_record_that_is_not_a_metric_is_not_a_point(record: LoggedRecord) -> None:
     assert metrics.point_of(record, attempt=1, rank=0) is None
 
 
 def test_odd_times_and_steps_do_no_harm() -> None:
-    record = {"k": "metric", "name": "a", "value": 1, "step": "x", "t": 1e300, "n": 0}
+    line = b'{"k": "metric", "name": "a", "value": 1, "step": "x", "t": 1e300}'
+    record = LoggedRecord.from_line(line, 0)
+    assert record is not None
     point = metrics.point_of(record, attempt=1, rank=0)
     assert point is not None
-    assert point.step is None
+    assert (point.step, point.at.timestamp()) == (None, 0)
 
 
 def test_single_value_is_a_scalar_and_several_are_a_list() -> None:
