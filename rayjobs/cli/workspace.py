@@ -279,13 +279,14 @@ def _facts(opened: Any) -> dict[str, Any]:
     from rayjobs.workspace.folder import WorkspaceFiles, record_of
     from rayjobs.workspace.shared import join_command
 
-    record = record_of(opened.path) or {}
+    record = record_of(opened.path)
+    store = None if record is None else record.store
     files, blobs = WorkspaceFiles(opened.path), opened.blobs_address
     return {
         "folder": str(opened.path),
         "name": opened.name,
         "id": opened.id,
-        "store": record.get("store") or str(files.store),
+        "store": store or str(files.store),
         "files": str(files.blobs) if blobs is None else blobs.where,
-        "join": None if blobs is None else join_command(record),
+        "join": None if blobs is None or store is None else join_command(store),
     }

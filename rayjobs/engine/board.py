@@ -520,10 +520,10 @@ def _file_number(path: str) -> tuple[int, int] | None:
 def _shared_store(path: str) -> str | None:
     """Return the address of a store that several folders may share; None: it is another store."""
     try:
-        record = record_of(path) or {}
+        record = record_of(path)
     except StoreError:
         return None
-    return record.get("store") if record.get("blobs") else None
+    return record.store if record is not None and record.blobs is not None else None
 
 
 def _marks_of(store: Store, target: str) -> frozenset[Mark]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,27 @@ from rayjobs.core.durable import sync_folder
 from rayjobs.core.errors import NotFoundError, StoreError, UsageError
 from rayjobs.core.files import replacing, write_atomic
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.messages import Message
 from rayjobs.store import care
 from rayjobs.workspace import folder
 from rayjobs.workspace.blobs import FolderBlobs
-from rayjobs.workspace.folder import WorkspaceFiles
+from rayjobs.workspace.folder import FolderRecord, WorkspaceFiles
 
 _FILE = "backup.json"
-# The entries of a workspace's record that say where its parts are, if not in its folder.
-_ELSEWHERE = ("store", "blobs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackupRecord(Message):
+    """``backup.json``, which completes a backup.
+
+    Attributes:
+        at: When it was made.
+        workspace: The record of the workspace.
+    """
+
+    version: int = 1
+    at: str
+    workspace: FolderRecord
 
 
 @dataclass(frozen=True)
@@ -49,29 +63,29 @@ def backup(workspace: Path, to: Path) -> Copied:
         UsageError: the folder holds something else, or the copy of another workspace.
         StoreError: something cannot be read or written.
     """
-    record = dict(folder.record_of(workspace) or {})
-    if not record:
+    record = folder.record_of(workspace)
+    if record is None:
         raise NotFoundError(f"there is no workspace in {workspace}")
     known = _known(to)
-    if known is not None and known["workspace"]["id"] != record["id"]:
-        raise UsageError(f"{to} is a copy of another workspace, {known['workspace']['name']}")
+    if known is not None and known.workspace.id != record.id:
+        raise UsageError(f"{to} is a copy of another workspace, {known.workspace.name}")
     if known is None and to.exists() and any(to.iterdir()):
         raise UsageError(f"{to} holds something else; name a new folder, or an earlier backup")
     try:
         to.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(WorkspaceFiles(to).store) as draft:
-            address = record.get("store")
-            if address is None:
+            if record.store is None:
                 care.backup(WorkspaceFiles(workspace).store, Path(draft))
             else:
                 from rayjobs.store import moving
 
-                moving.copy_to_file(address, Path(draft))
+                moving.copy_to_file(record.store, Path(draft))
             # After the records: the files that these name exist by now, and stay for an hour.
             with folder.open_workspace(workspace, create=False) as opened:
                 done = _copy_files(opened.blobs, FolderBlobs(WorkspaceFiles(to).blobs), to)
-        values = {"version": 1, "at": to_text(SystemClock().now()), "workspace": record}
-        write_atomic(to / _FILE, json.dumps(values, indent=1).encode() + b"\n", mode=0o600)
+        made = BackupRecord(at=to_text(SystemClock().now()), workspace=record)
+        text = json.dumps(made.to_json(), indent=1) + "\n"
+        write_atomic(to / _FILE, text, mode=0o600)
         sync_folder(to)
     except OSError as error:
         raise StoreError(f"the backup {to} cannot be written: {error.strerror}") from error
@@ -100,9 +114,8 @@ def restore(source: Path, to: Path) -> Copied:
         done = _copy_files(FolderBlobs(WorkspaceFiles(source).blobs), FolderBlobs(files.blobs), to)
         with replacing(files.store) as draft:
             care.backup(WorkspaceFiles(source).store, Path(draft))
-        record = {key: one for key, one in known["workspace"].items() if key not in _ELSEWHERE}
         # Written last: a partly restored folder must not count as a workspace.
-        folder.write_record(to, record)
+        folder.write_record(to, replace(known.workspace, store=None, blobs=None))
     except OSError as error:
         raise StoreError(f"{to} cannot be written: {error.strerror}") from error
     return done
@@ -127,11 +140,11 @@ def _copy_files(source: Any, target: FolderBlobs, to: Path) -> Copied:
     return Copied(to, files, copied, size)
 
 
-def _known(to: Path) -> dict[str, Any] | None:
+def _known(to: Path) -> BackupRecord | None:
     try:
-        values: dict[str, Any] = json.loads((to / _FILE).read_text(encoding="utf-8"))
-        return values if values["workspace"]["id"] else None
+        found = BackupRecord.from_json(json.loads((to / _FILE).read_text(encoding="utf-8")))
+        return found if found.workspace.id else None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise StoreError(f"{to / _FILE} cannot be read: {error}") from error

@@ -38,6 +38,7 @@ from rayjobs.pipelines.recurrence import recurrence_of
 from rayjobs.pipelines.submitter import RunRequest
 from rayjobs.submit import submitting
 from rayjobs.target import elsewhere, stop_record
+from rayjobs.target.timekeeper import DueReport
 
 if TYPE_CHECKING:
     from rayjobs.jobs.serving import Serving
@@ -304,7 +305,7 @@ def changed(
 
 
 def main(arguments: list[str]) -> int:
-    """Run due schedules of a workspace; print the next time and the number of schedules.
+    """Run due schedules of a workspace; print a `DueReport`.
 
     The second argument, if given, is `away_since` in seconds since 1970.
     """
@@ -314,11 +315,11 @@ def main(arguments: list[str]) -> int:
     try:
         workspace = open_workspace(Path(arguments[0]), create=False)
     except NotFoundError:
-        sys.stdout.write(json.dumps({"count": 0, "next": None, "gone": True}))
+        _print(DueReport(0, gone=True))
         return 0
     except StoreUnreachableError as error:
         sys.stderr.write(f"{error}\n")
-        sys.stdout.write(json.dumps({"away": True}))
+        _print(DueReport(0, away=True))
         return 0
     with workspace:
         for one in run_due(workspace, away_since=away_since):
@@ -328,9 +329,12 @@ def main(arguments: list[str]) -> int:
         now = SystemClock().now()
         times = [one.next_at for one in found if one.next_at is not None]
         soon = [now + TRY_AGAIN if one <= now else one for one in times]
-        next_s = min(soon).timestamp() if soon else None
-        sys.stdout.write(json.dumps({"count": len(found), "next": next_s, "gone": False}))
+        _print(DueReport(len(found), min(soon).timestamp() if soon else None))
     return 0
+
+
+def _print(report: DueReport) -> None:
+    sys.stdout.write(json.dumps(report.to_json()))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.messages import Message
 
 
 @dataclass(frozen=True)
-class Line:
+class Line(Message):
     """One step of a start.
 
     Attributes:
@@ -55,8 +56,7 @@ class Progress:
         self._add("late", text)
 
     def _add(self, kind: str, text: str, advice: str = "") -> None:
-        values = {"start": self.start, "kind": kind, "text": text}
-        line = json.dumps({**values, "advice": advice} if advice else values) + "\n"
+        line = json.dumps(Line(self.start, kind, text, advice).to_json()) + "\n"
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -74,15 +74,7 @@ def read(path: Path) -> list[Line]:
     lines = []
     for raw in text.split(b"\n")[:-1]:
         try:
-            values = json.loads(raw)
-            lines.append(
-                Line(
-                    start=str(values["start"]),
-                    kind=str(values["kind"]),
-                    text=str(values["text"]),
-                    advice=str(values.get("advice", "")),
-                )
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
+            lines.append(Line.from_json(json.loads(raw)))
+        except ValueError:
             continue  # not ours
     return lines

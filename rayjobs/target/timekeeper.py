@@ -18,7 +18,6 @@ import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from rayjobs.core.files import (
     locked,
@@ -29,6 +28,8 @@ from rayjobs.core.files import (
     write_private,
 )
 from rayjobs.injob.identity import Identity, is_alive, own_identity
+from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.messages import Message
 from rayjobs.target.keeper_state import leave_caller
 
 # The module of the child that runs due schedules: it is in a higher layer, so it is named as text.
@@ -41,6 +42,23 @@ LOCK_PATIENCE_S = 5.0
 GONE_S = 86400.0
 AWAY = "away_since"  # in a registration: since when the store has been unreachable
 _WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+@dataclass(frozen=True)
+class DueReport(Message):
+    """The report of the child that runs a workspace's due schedules.
+
+    Attributes:
+        count: How many schedules the workspace has.
+        next: When the next one falls due, in seconds since 1970; None: none is active.
+        gone: There is no workspace at the path.
+        away: The workspace's store cannot be reached; the other fields are unknown.
+    """
+
+    count: int
+    next: float | None = None
+    gone: bool = False
+    away: bool = False
 
 
 def folder(home: Path) -> Path:
@@ -121,12 +139,12 @@ def look(home: Path) -> float | None:
         report = _ask(home, file, path)
         if report is None:
             sleeps.append(AFTER_ERROR_S)
-        elif not report["count"]:
-            _unregister(home, file, mark, is_gone=bool(report["gone"]))
+        elif not report.count:
+            _unregister(home, file, mark, is_gone=report.gone)
         else:
             _note_found(home, file)
-            if report["next"] is not None:
-                sleeps.append(float(report["next"]) - time.time())
+            if report.next is not None:
+                sleeps.append(report.next - time.time())
     if not registered(home):
         return None
     return max(0.0, min([LONGEST_SLEEP_S, *sleeps]))
@@ -182,8 +200,8 @@ def _unblock() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def _ask(home: Path, file: Path, path: Path) -> dict[str, Any] | None:
-    """Return the child's report on a workspace; None: it failed, and the log says why."""
+def _ask(home: Path, file: Path, path: Path) -> DueReport | None:
+    """Return the child's report on a workspace; None: nothing is known, and the log says why."""
     log = folder(home) / "log"
     since = (read_json(file) or {}).get(AWAY)
     away = () if since is None else (since,)
@@ -201,12 +219,12 @@ def _ask(home: Path, file: Path, path: Path) -> dict[str, Any] | None:
                 env={**os.environ, "RAYJOBS_HOME": str(home)},
                 preexec_fn=_unblock,  # this process has one thread
             )
-            report = json.loads(done.stdout.splitlines()[-1])
-            if report.get("away"):
+            report = DueReport.from_json(json.loads(done.stdout.splitlines()[-1]))
+            if report.away:
                 _note_away(home, file)
                 return None
-            return {"count": int(report["count"]), "next": report["next"], "gone": report["gone"]}
-        except (OSError, ValueError, IndexError, KeyError, subprocess.TimeoutExpired) as error:
+            return report
+        except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
             out.write(f"{path}: {error}\n".encode())
             return None
 

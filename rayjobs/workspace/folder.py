@@ -8,17 +8,19 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayjobs.core import paths
 from rayjobs.core.durable import make_folders
 from rayjobs.core.errors import NotFoundError, StoreError, StoreVersionError, UsageError
-from rayjobs.core.files import locked, write_atomic
+from rayjobs.core.files import locked, read_json, write_atomic
 from rayjobs.core.ids import token
 from rayjobs.injob import url_map
 from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.messages import Message
 from rayjobs.workspace import registrations, server_choice
 from rayjobs.workspace.azure import AzureSettings
 from rayjobs.workspace.s3_address import DATASTORES, S3Address
@@ -50,6 +52,31 @@ RECORDS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class FolderRecord(Message):
+    """``workspace.json``, which makes a folder a workspace.
+
+    Attributes:
+        path: The folder in which it was last opened, by which a copy is recognised; None: an early
+            rayjobs wrote the record.
+        earlier: The previous folders of a moved workspace, newest first.
+        formerly: All folders that the workspace's records may name.
+        store: The address of its records if they are in PostgreSQL; None: they are in its folder.
+        blobs: The address of its files if they are in S3; None: they are in its folder.
+        created_s: When it was created, in seconds since 1970; None: when the file was written.
+    """
+
+    version: int = VERSION
+    id: str
+    name: str
+    path: str | None = None
+    earlier: tuple[str, ...] = ()
+    formerly: tuple[str, ...] = ()
+    store: str | None = None
+    blobs: S3Address | None = None
+    created_s: float | None = None
+
+
 @dataclass(frozen=True)
 class WorkspaceFiles:
     """Paths of the files in a workspace's folder."""
@@ -58,12 +85,7 @@ class WorkspaceFiles:
 
     @property
     def record(self) -> Path:
-        """The workspace's record (JSON): ``version``, ``id``, ``name``, ``path``, ``earlier``.
-
-        ``path`` is where it was last opened; a copy is recognised by it. ``formerly`` lists all
-        folders that its records may name. ``store`` is the address of its records if they are in
-        PostgreSQL, ``blobs`` the address of its files if they are in S3.
-        """
+        """The workspace's record, a `FolderRecord`."""
         return self.root / "workspace.json"
 
     @property
@@ -202,7 +224,7 @@ def id_of(path: str | Path) -> str | None:
         record = _read(WorkspaceFiles(Path(path)))
     except StoreError:
         return None
-    return None if record is None else str(record["id"])
+    return None if record is None else record.id
 
 
 def earlier_paths(path: str | Path) -> tuple[str, ...]:
@@ -211,15 +233,17 @@ def earlier_paths(path: str | Path) -> tuple[str, ...]:
         record = _read(WorkspaceFiles(Path(path)))
     except StoreError:
         return ()
-    return () if record is None else tuple(map(str, record.get("earlier", ())))
+    return () if record is None else record.earlier
 
 
 def created_s(path: str | Path) -> float:
     """Return when a workspace was created, in seconds since 1970; -inf if it cannot be read."""
     files = WorkspaceFiles(Path(path))
     try:
-        record = _read(files) or {}
-        return float(record.get("created_s", files.record.stat().st_mtime))
+        record = _read(files)
+        if record is not None and record.created_s is not None:
+            return record.created_s
+        return files.record.stat().st_mtime
     except (OSError, StoreError):
         return -math.inf
 
@@ -251,17 +275,17 @@ def become_own(workspace: OpenWorkspace) -> None:
             return  # another process was faster
         _keep_datastores(workspace.store)
         formerly = _formerly(record, files.root)
-        own = {"id": token(), "path": str(files.root), "earlier": [], "formerly": formerly}
-        _write(files, {**record, **own})
+        own = replace(record, id=token(), path=str(files.root), earlier=(), formerly=formerly)
+        _write(files, own)
 
 
-def _original(files: WorkspaceFiles, record: Mapping[str, Any]) -> Path | None:
+def _original(files: WorkspaceFiles, record: FolderRecord) -> Path | None:
     """Return another folder that has this record's id, if the record was written elsewhere."""
-    known = record.get("path")
+    known = record.path
     if known is None or known == str(files.root):
         return None
-    for path in dict.fromkeys([str(known), *registrations.everywhere(paths.home())]):
-        if path != str(files.root) and id_of(path) == record["id"] and not _is_same(files, path):
+    for path in dict.fromkeys([known, *registrations.everywhere(paths.home())]):
+        if path != str(files.root) and id_of(path) == record.id and not _is_same(files, path):
             return Path(path)
     return None
 
@@ -278,25 +302,26 @@ def _note_place(files: WorkspaceFiles, store: Store) -> None:
     """Update records that name the workspace's folder, then record its current path."""
     with _record_lock(files):
         record = _read(files)
-        if record is None or record.get("path") == str(files.root):
+        if record is None or record.path == str(files.root):
             return
         if _original(files, record) is not None:
             return
-        old = record.get("path")
-        earlier = [*([] if old is None else [old]), *record.get("earlier", ())]
+        earlier = (*(() if record.path is None else (record.path,)), *record.earlier)
         _keep_datastores(store)
         formerly = _formerly(record, files.root)
-        now = {"path": str(files.root), "earlier": earlier[:MOST_EARLIER], "formerly": formerly}
-        _write(files, {**record, **now})
+        now = replace(
+            record, path=str(files.root), earlier=earlier[:MOST_EARLIER], formerly=formerly
+        )
+        _write(files, now)
 
 
-def _formerly(record: Mapping[str, Any], root: Path) -> list[str]:
+def _formerly(record: FolderRecord, root: Path) -> tuple[str, ...]:
     """Return the earlier folders of the workspace or of its original, newest first.
 
     All of them stay, because dataset versions keep naming old folders.
     """
-    known = [record.get("path"), *record.get("formerly", ()), *record.get("earlier", ())]
-    return [one for one in dict.fromkeys(known) if one is not None and one != str(root)]
+    known = [record.path, *record.formerly, *record.earlier]
+    return tuple(one for one in dict.fromkeys(known) if one is not None and one != str(root))
 
 
 def _keep_datastores(store: Store) -> None:
@@ -315,10 +340,12 @@ def _record_lock(files: WorkspaceFiles) -> Iterator[None]:
         raise StoreError(f"{files.record} cannot be written: {error.strerror}") from error
 
 
-def _write(files: WorkspaceFiles, record: Mapping[str, Any]) -> None:
-    created_s = record.get("created_s", files.record.stat().st_mtime)
-    text = json.dumps({**record, "created_s": created_s}) + "\n"
-    write_atomic(files.record, text, durable=True, mode=0o600)
+def _write(files: WorkspaceFiles, record: FolderRecord) -> None:
+    if record.created_s is None:
+        record = replace(record, created_s=files.record.stat().st_mtime)
+    # The entries of a later rayjobs, which may use the same folder, stay.
+    values = {**(read_json(files.record) or {}), **record.to_json()}
+    write_atomic(files.record, json.dumps(values) + "\n", durable=True, mode=0o600)
 
 
 def _named(text: str, source: str) -> Path:
@@ -380,14 +407,14 @@ def open_workspace(
         end_orphans(store)
         store.catalogue.follow(files.root, map(Path, _formerly(record, files.root)))
         original = None
-        if record.get("path") != str(files.root) and (original := _original(files, record)) is None:
+        if record.path != str(files.root) and (original := _original(files, record)) is None:
             # A read-only or busy workspace opens anyway; the next call retries.
             with contextlib.suppress(StoreError):
                 _note_place(files, store)
         return OpenWorkspace(
             path=files.root,
-            id=str(record["id"]),
-            name=str(record["name"]),
+            id=record.id,
+            name=record.name,
             store=store,
             blobs=_blobs(files, record),
             original=original,
@@ -404,7 +431,7 @@ def store_address(path: str | Path) -> str | None:
         StoreError: the workspace's record cannot be read.
     """
     record = _read(WorkspaceFiles(Path(path)))
-    return None if record is None else record.get("store")
+    return None if record is None else record.store
 
 
 def keep_records_in(path: str | Path, address: str | None) -> None:
@@ -418,8 +445,10 @@ def keep_records_in(path: str | Path, address: str | None) -> None:
     """
     files = WorkspaceFiles(Path(path))
     with _record_lock(files):
-        record = {name: one for name, one in (_read(files) or {}).items() if name != "store"}
-        _write(files, record if address is None else {**record, "store": address})
+        record = _read(files)
+        if record is None:
+            raise StoreError(f"{files.record} no longer exists")
+        _write(files, replace(record, store=address))
 
 
 def blobs_address(path: str | Path) -> S3Address | None:
@@ -428,8 +457,8 @@ def blobs_address(path: str | Path) -> S3Address | None:
     Raises:
         StoreError: the workspace's record cannot be read.
     """
-    record = _read(WorkspaceFiles(Path(path))) or {}
-    return S3Address.from_json(record["blobs"]) if record.get("blobs") else None
+    record = _read(WorkspaceFiles(Path(path)))
+    return None if record is None else record.blobs
 
 
 def open_blobs(path: str | Path) -> BlobStore | None:
@@ -442,58 +471,66 @@ def open_blobs(path: str | Path) -> BlobStore | None:
     record = _read(files)
     if record is None and not files.root.is_dir():
         return None  # must not recreate the folder of a removed workspace
-    return _blobs(files, record or {})
+    return _blobs(files, record)
 
 
 def needs_secrets(path: str | Path) -> bool:
     """Whether a workspace needs credentials because its store or files are not in its folder."""
     try:
-        record = _read(WorkspaceFiles(Path(path))) or {}
+        record = _read(WorkspaceFiles(Path(path)))
     except StoreError:
         return False
-    return bool(record.get("store") or record.get("blobs"))
+    return record is not None and bool(record.store or record.blobs)
 
 
-def _blobs(files: WorkspaceFiles, record: Mapping[str, Any]) -> BlobStore:
+def _blobs(files: WorkspaceFiles, record: FolderRecord | None) -> BlobStore:
     from rayjobs.workspace import blobs
 
-    if record.get("blobs"):
+    if record is not None and record.blobs is not None:
         from rayjobs.workspace.s3_blobs import S3Blobs
 
-        return S3Blobs(S3Address.from_json(record["blobs"]), files.blobs / blobs.TEMPORARY)
+        return S3Blobs(record.blobs, files.blobs / blobs.TEMPORARY)
     return blobs.FolderBlobs(files.blobs)
 
 
-def _address(files: WorkspaceFiles, record: Mapping[str, Any]) -> str | None:
+def _address(files: WorkspaceFiles, record: FolderRecord) -> str | None:
     """Return the records' PostgreSQL address, if any; refuse a copied folder.
 
     A copied SQLite store has its own rows; a copy of such a folder would share the original's.
     """
-    address = record.get("store")
+    address = record.store
     if address is not None and (original := _original(files, record)) is not None:
         raise StoreError(
             f"{files.root} is a copy of the workspace {original}, whose store is in PostgreSQL: "
             f"both would have the same jobs. Use {original}, or create a new workspace with "
             f"`rayjobs workspace create`"
         )
-    return None if address is None else str(address)
+    return address
 
 
-def _claim(files: WorkspaceFiles, record: Mapping[str, Any], store: SqlStore) -> None:
-    owner = store.owner(str(record["id"]))
-    if owner != record["id"]:
+def _claim(files: WorkspaceFiles, record: FolderRecord, store: SqlStore) -> None:
+    owner = store.owner(record.id)
+    if owner != record.id:
         raise StoreError(
             f"the store of the workspace {files.root} belongs to another workspace (id {owner}). "
             f"Correct the address in {files.record}"
         )
 
 
-def _read(files: WorkspaceFiles) -> Mapping[str, Any] | None:
+def _read(files: WorkspaceFiles) -> FolderRecord | None:
     try:
-        record = json.loads(files.record.read_text(encoding="utf-8"))
-        version = record["version"]
-        if not (isinstance(version, int) and record["id"] and record["name"]):
-            raise ValueError("version, id or name is missing")
+        values = json.loads(files.record.read_text(encoding="utf-8"))
+        version = values["version"]
+        if isinstance(version, int) and version > VERSION:
+            raise StoreVersionError(
+                f"the workspace {files.root} has version {version}, and this rayjobs knows "
+                f"versions up to {VERSION}: upgrade rayjobs here (pip install --upgrade rayjobs)",
+                found=version,
+                known=VERSION,
+            )
+        record = FolderRecord.from_json(values)
+        if not (record.id and record.name):
+            raise ValueError("its id or name is missing")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -503,14 +540,7 @@ def _read(files: WorkspaceFiles) -> Mapping[str, Any] | None:
             f"{files.record} is damaged ({error}); restore its backup, or remove it: then a "
             f"new one is created, and the jobs in {files.store.name} stay"
         ) from error
-    if version > VERSION:
-        raise StoreVersionError(
-            f"the workspace {files.root} has version {version}, and this rayjobs knows versions "
-            f"up to {VERSION}: upgrade rayjobs here (pip install --upgrade rayjobs)",
-            found=version,
-            known=VERSION,
-        )
-    return dict(record)
+    return record
 
 
 def _ignore_records(root: Path, *, shared: bool) -> None:
@@ -529,11 +559,12 @@ def _ignore_records(root: Path, *, shared: bool) -> None:
         out.write(text)
 
 
-def _create(files: WorkspaceFiles, more: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+def _create(files: WorkspaceFiles, record: FolderRecord | None = None) -> FolderRecord:
     root = files.root
-    values = {"version": VERSION, "id": token(), "name": name_of(root), "path": str(root)}
-    values |= more or {}
-    text = json.dumps({**values, "created_s": time.time()}) + "\n"
+    made = FolderRecord(id=token(), name=name_of(root)) if record is None else record
+    path = str(root) if made.path is None else made.path
+    made = replace(made, path=path, created_s=time.time())
+    text = json.dumps(made.to_json()) + "\n"
     temporary = root / f".workspace-{token(4)}"
     try:
         make_folders(root)
@@ -556,10 +587,10 @@ def _create(files: WorkspaceFiles, more: Mapping[str, Any] | None = None) -> Map
             f"no workspace can be created in {root}: {error.strerror}; name another folder with "
             f"--workspace or {ENVIRONMENT}"
         ) from error
-    record = _read(files)
-    if record is None:
+    found = _read(files)
+    if found is None:
         raise StoreError(f"{files.record} disappeared while the workspace was created")
-    return record
+    return found
 
 
 def name_of(root: Path) -> str:
@@ -567,7 +598,7 @@ def name_of(root: Path) -> str:
     return (root.parent if root.name == paths.WORKSPACE_DIR else root).name or "workspace"
 
 
-def record_of(path: str | Path) -> Mapping[str, Any] | None:
+def record_of(path: str | Path) -> FolderRecord | None:
     """Return the record of the workspace in a folder; None if there is no workspace.
 
     Raises:
@@ -576,10 +607,10 @@ def record_of(path: str | Path) -> Mapping[str, Any] | None:
     return _read(WorkspaceFiles(Path(path)))
 
 
-def write_record(path: str | Path, values: Mapping[str, Any]) -> None:
-    """Make a folder a workspace with these values, unless it already is one.
+def write_record(path: str | Path, record: FolderRecord) -> None:
+    """Make a folder the workspace of a record, unless it already is one; creates it now.
 
     Raises:
         StoreError: it cannot be written.
     """
-    _create(WorkspaceFiles(Path(path)), values)
+    _create(WorkspaceFiles(Path(path)), record)

@@ -10,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import StoreError, UsageError
 from rayjobs.core.ids import token
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.workspace import folder
-from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles
+from rayjobs.workspace.folder import FolderRecord, OpenWorkspace, WorkspaceFiles
 from rayjobs.workspace.s3_address import S3Address
 
 if TYPE_CHECKING:
@@ -75,10 +74,10 @@ def create(
         owner = opened.owner(new_id)
         try:
             if owner == new_id:
-                values = _founded(opened, files, new_id, name, address)
+                record = _founded(opened, files, new_id, name, address)
             else:
-                values = _joined(opened, files, owner, address)
-                _check_files(S3Address.from_json(values["blobs"]), root, owner)
+                record, place = _joined(opened, files, owner, address)
+                _check_files(place, root, owner)
         except BaseException:
             if owner == new_id:  # so that the next try can take it
                 with contextlib.suppress(StoreError):
@@ -86,7 +85,7 @@ def create(
             raise
     finally:
         opened.close()
-    folder.write_record(root, values)
+    folder.write_record(root, record)
     workspace = folder.open_workspace(root, create=False)
     if blobs is not None:
         _ = workspace.catalogue  # creates the built-in datastores
@@ -116,12 +115,11 @@ def join(path: str | Path, store: str, *, profile: str = "") -> Made:
         owner = opened.meta(OWNER)
         if owner is None:
             raise UsageError(f"the store {store} belongs to no workspace")
-        values = _joined(opened, None, owner, store)
-        blobs = S3Address.from_json(values["blobs"])
+        record, blobs = _joined(opened, None, owner, store)
         if profile:
             blobs = replace(blobs, profile=profile)
     _check_files(blobs, root, owner)
-    folder.write_record(root, {**values, "blobs": blobs.to_json()})
+    folder.write_record(root, replace(record, blobs=blobs))
     return Made(folder.open_workspace(root, create=False), joined=True)
 
 
@@ -129,7 +127,7 @@ def _fresh(path: str | Path) -> Path:
     root = Path(os.path.realpath(Path(path).expanduser()))
     found = folder.record_of(root)
     if found is not None:
-        where = found.get("store") or WorkspaceFiles(root).store
+        where = found.store or WorkspaceFiles(root).store
         raise UsageError(f"there is already a workspace in {root}, with its store at {where}")
     return root
 
@@ -156,10 +154,10 @@ def create_in(path: str | Path, store: str) -> OpenWorkspace:
 
 def _founded(
     store: SqlStore, files: S3Blobs | None, new_id: str, name: str, address: str
-) -> dict[str, Any]:
-    values: dict[str, Any] = {"id": new_id, "name": name, "store": address}
+) -> FolderRecord:
+    record = FolderRecord(id=new_id, name=name, store=address)
     if files is None:
-        return values
+        return record
     from rayjobs.store.postgres_address import parsed
 
     taken = files.take({"version": 1, "id": new_id, "name": name, "schema": parsed(address)[1]})
@@ -171,10 +169,12 @@ def _founded(
         )
     store.set_meta(NAME, name)
     store.set_meta(BLOBS, json.dumps(files.address.to_json()))
-    return values | {"blobs": files.address.to_json()}
+    return replace(record, blobs=files.address)
 
 
-def _joined(store: SqlStore, files: S3Blobs | None, owner: str, address: str) -> dict[str, Any]:
+def _joined(
+    store: SqlStore, files: S3Blobs | None, owner: str, address: str
+) -> tuple[FolderRecord, S3Address]:
     noted = store.meta(BLOBS)
     if noted is None:
         raise UsageError(
@@ -188,13 +188,10 @@ def _joined(store: SqlStore, files: S3Blobs | None, owner: str, address: str) ->
             f"the workspace at {address} has its files in {known.where}, not in "
             f"{files.address.where}; leave out --blobs to join it"
         )
-    return {
-        "id": owner,
-        "name": store.meta(NAME) or owner,
-        "store": address,
-        # This machine may use another profile to reach it.
-        "blobs": (known if files is None else files.address).to_json(),
-    }
+    # This machine may use another profile to reach it.
+    blobs = known if files is None else files.address
+    name = store.meta(NAME) or owner
+    return FolderRecord(id=owner, name=name, store=address, blobs=blobs), blobs
 
 
 def _files(address: S3Address, root: Path) -> S3Blobs:
@@ -204,6 +201,6 @@ def _files(address: S3Address, root: Path) -> S3Blobs:
     return S3Blobs(address, WorkspaceFiles(root).blobs / TEMPORARY)
 
 
-def join_command(record: Mapping[str, Any]) -> str:
-    """Return the command with which another machine joins the workspace."""
-    return f"rayjobs workspace add FOLDER --store '{record['store']}'"
+def join_command(store: str) -> str:
+    """Return the command with which another machine joins the workspace with this store."""
+    return f"rayjobs workspace add FOLDER --store '{store}'"

@@ -133,7 +133,7 @@ def test_schedule_created_during_a_timekeeper_scan_is_kept(
     timekeeper.register(path, home=home)
     ask = timekeeper._ask
 
-    def slow(home: Path, file: Path, path: Path) -> dict[str, Any] | None:
+    def slow(home: Path, file: Path, path: Path) -> timekeeper.DueReport | None:
         found = ask(home, file, path)  # there are no schedules yet
         timekeeper.register(path, home=home)
         return found

@@ -20,7 +20,7 @@ from rayjobs.target import elsewhere, starting
 from rayjobs.target.condition import Standing
 from rayjobs.target.revive import look_after
 from rayjobs.workspace import shared
-from rayjobs.workspace.folder import OpenWorkspace, open_workspace, record_of
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace, store_address
 from rayjobs.workspace.s3_address import S3Address
 from tests.contract.store_contract import submit
 from tests.storage.blobs import address_in, given_keys
@@ -59,7 +59,7 @@ def first(server: Postgres, blobs: S3Address, tmp_path: Path) -> Iterator[OpenWo
 
 
 def store_of(workspace: OpenWorkspace) -> str:
-    return str((record_of(workspace.path) or {})["store"])
+    return str(store_address(workspace.path))
 
 
 def claimant(name: str) -> Claimant:

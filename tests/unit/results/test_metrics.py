@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayjobs.core.errors import NotFoundError, UsageError
-from rayjobs.injob.metricsfile import LoggedRecord
+from rayjobs.injob.metrics_file import LoggedRecord
 from rayjobs.jobs.records import MetricPoint
 from rayjobs.results import metrics
 from rayjobs.results.metric_plots import plot

@@ -12,7 +12,7 @@ import pytest
 from rayjobs.core.paths import TargetPaths
 from rayjobs.injob.identity import Identity, own_identity
 from rayjobs.injob.messages import Message
-from rayjobs.target import local_head, revive, stop_record, targets
+from rayjobs.target import local_head, progress, revive, stop_record, targets
 from rayjobs.target.answers import NodeStatus
 from rayjobs.target.keeper_state import Pause, pause_of
 from rayjobs.target.local_head import HeadRecord
@@ -114,6 +114,15 @@ def test_file_of_the_first_version_is_read(
     assert read(paths) == message
 
 
+def test_progress_of_the_first_version_is_read(paths: TargetPaths) -> None:
+    file = paths.root / "progress"
+    file.write_text('{"start": "s1", "kind": "stage", "text": "starting Ray"}\n7\n{}\n{"start"')
+    assert progress.read(file) == [progress.Line("s1", "stage", "starting Ray")]
+    progress.Progress(file, "s2").failed("no room", advice="free some")
+    last = json.loads(file.read_text().splitlines()[-1].removeprefix('{"start"'))
+    assert last == {"start": "s2", "kind": "failed", "text": "no room", "advice": "free some"}
+
+
 @of_each_file
 def test_file_keeps_its_keys(
     paths: TargetPaths, name: str, read: Read, written: dict[str, Any], message: Message
@@ -173,9 +182,9 @@ def test_process_of_a_start_is_known_from_its_record(paths: TargetPaths, tmp_pat
     revive.failed(location, "no room", before=0)
     assert revive.started(location) == 1
     record = Revival.read(paths)
-    assert (record.process, record.error) == (own_identity(), "no room")
+    assert (record.identity, record.error) == (own_identity(), "no room")
     revive.failed(location, "no room", before=1)
-    assert Revival.read(paths).process is None
+    assert Revival.read(paths).identity is None
     # Version 0.1.0 takes an empty entry for a value.
     assert None not in json.loads(paths.revival.read_text()).values()
 

@@ -16,7 +16,7 @@ import pytest
 from rayjobs.core import paths
 from rayjobs.core.errors import NotFoundError, StoreError, StoreVersionError, UsageError
 from rayjobs.datastore.catalogue import DatastoreRecord
-from rayjobs.workspace.folder import WorkspaceFiles, locate, open_workspace
+from rayjobs.workspace.folder import WorkspaceFiles, locate, open_workspace, record_of
 from tests.contract.store_contract import submit
 
 
@@ -191,6 +191,22 @@ def test_a_newer_workspace_is_refused(tmp_path: Path) -> None:
     record.write_text(json.dumps({**json.loads(record.read_text()), "version": 2}))
     with pytest.raises(StoreVersionError, match="upgrade rayjobs"):
         open_workspace(tmp_path / "w")
+
+
+def test_entries_of_other_versions_are_read_and_stay_after_a_move(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    open_workspace(old).close()
+    old.rename(new)
+    # The record of an early version, with an entry of a later one.
+    early = {"version": 1, "id": "a1", "name": "w", "path": str(old), "of_a_later_version": 3}
+    WorkspaceFiles(new).record.write_text(json.dumps(early))
+    created = WorkspaceFiles(new).record.stat().st_mtime
+    open_workspace(new).close()
+    record = record_of(new)
+    assert record is not None and record.id == "a1"
+    assert (record.path, record.earlier, record.formerly) == (str(new), (str(old),), (str(old),))
+    assert record.created_s == created
+    assert json.loads(WorkspaceFiles(new).record.read_text())["of_a_later_version"] == 3
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 1, "id": "", "name": "x"}'])
