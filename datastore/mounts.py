@@ -27,7 +27,7 @@ from rayjobs.datastore.mountfiles import (
     is_mounted,
     unmount,
 )
-from rayjobs.injob.identity import Identity, is_alive, own_identity
+from rayjobs.injob.identity import Identity, is_alive, own_identity, stat_of
 from rayjobs.injob.lazydataclass import dataclass
 
 UP_LIMIT_S = 60.0
@@ -180,11 +180,8 @@ def is_good(folder: MountFolder) -> bool:
 
 
 def _is_stopped(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return True
-    return text.rpartition(")")[2].split()[0] in ("T", "t")
+    stat = stat_of(pid)
+    return stat is None or stat.state in "Tt"
 
 
 def _start(folder: MountFolder) -> None:

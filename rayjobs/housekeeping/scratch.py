@@ -28,7 +28,7 @@ from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import MessageError
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import LaunchPlan
-from rayjobs.injob.processes import MARKER_VARIABLE, all_pids
+from rayjobs.injob.processes import all_pids, marker_of
 from rayjobs.injob.tree import cgroup_name
 from rayjobs.store.base import Store
 from rayjobs.target.node_settings import node_root
@@ -214,20 +214,11 @@ def launched(attempt: Path) -> tuple[HostFile | None, LaunchPlan | None]:
 
 def living_markers() -> dict[str, list[int]]:
     """Return the pids of this user's living processes of attempts, by marker."""
-    wanted = f"{MARKER_VARIABLE}=".encode()
     found: dict[str, list[int]] = {}
     for pid in all_pids():
-        try:
-            block = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue  # it ended, or is another user's
-        for entry in block.split(b"\0"):
-            if entry.startswith(wanted):
-                marker = entry[len(wanted) :].decode("utf-8", "replace").strip()
-                stat = stat_of(pid)
-                # In a warm interpreter, the variable is still empty.
-                if marker and stat is not None and not stat.is_dead:
-                    found.setdefault(marker, []).append(pid)
+        marker = marker_of(pid)  # in a warm interpreter, the variable is still empty
+        if marker and (stat := stat_of(pid)) is not None and not stat.is_dead:
+            found.setdefault(marker, []).append(pid)
     return found
 
 

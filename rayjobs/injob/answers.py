@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from rayjobs.injob.identity import Identity
+from rayjobs.injob.identity import Identity, OfProcess
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 
@@ -27,7 +27,7 @@ def refusal(error: str) -> Answer:
 
 
 @dataclass(frozen=True)
-class StartAnswer(Answer):
+class StartAnswer(OfProcess, Answer):
     """The result of starting a host or a warm interpreter: its process, or why there is none.
 
     Attributes:
@@ -42,17 +42,6 @@ class StartAnswer(Answer):
     cold: Optional[str] = None
     held: bool = False
 
-    @property
-    def identity(self) -> Identity:
-        """The process that was started.
-
-        Raises:
-            ValueError: no process was started.
-        """
-        if self.pid is None:
-            raise ValueError("the answer names no process")
-        return Identity(self.pid, self.start_time, self.boot_id)
-
     @staticmethod
     def refused(error: str, *, held: bool = False) -> StartAnswer:
         """Return the answer with the reason why no process was started."""
@@ -61,4 +50,4 @@ class StartAnswer(Answer):
     @staticmethod
     def of(started: Identity) -> StartAnswer:
         """Return the answer that names a process."""
-        return StartAnswer(pid=started.pid, start_time=started.start_time, boot_id=started.boot_id)
+        return StartAnswer(**started.to_json())

@@ -108,11 +108,8 @@ class Host:
         exit_record.write_file(os.path.join(plan.root, HOST_FILE), self._description().to_json())
 
     def _description(self) -> HostFile:
-        me = own_identity()
         return HostFile(
-            pid=me.pid,
-            start_time=me.start_time,
-            boot_id=me.boot_id,
+            **own_identity().to_json(),
             socket=self.plan.socket,
             job=self.plan.job,
             attempt=self.plan.attempt,

@@ -7,7 +7,7 @@ from typing import Mapping, Optional, Tuple
 
 from rayjobs.injob import record_files
 from rayjobs.injob.answers import Answer
-from rayjobs.injob.identity import Identity
+from rayjobs.injob.identity import OfProcess
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import Outcome
@@ -17,7 +17,7 @@ NAME = "host.json"
 
 
 @dataclass(frozen=True)
-class HostFile(Message):
+class HostFile(OfProcess, Message):
     """The process that is the host of an attempt on one node, and how it contains the ranks.
 
     Attributes:
@@ -51,11 +51,6 @@ class HostFile(Message):
     memory: str = ""
     pids: str = ""
     version: int = 1
-
-    @property
-    def identity(self) -> Identity:
-        """The host's process."""
-        return Identity(self.pid, self.start_time, self.boot_id)
 
     @staticmethod
     def read(root: str) -> Optional[HostFile]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Mapping
+from typing import Any, Mapping, Optional, Union
 
 from rayjobs.injob import open_files
 from rayjobs.injob.lazydataclass import dataclass
@@ -13,7 +13,7 @@ from rayjobs.injob.messages import Message
 
 @dataclass(frozen=True)
 class ProcessStat:
-    """The fields of `/proc/PID/stat` used here; `start_time` is in clock ticks."""
+    """The fields of `/proc/PID/stat` used here; times are in clock ticks."""
 
     pid: int
     comm: str
@@ -22,6 +22,7 @@ class ProcessStat:
     session: int
     threads: int
     start_time: int
+    cpu_ticks: int = 0
 
     @property
     def is_dead(self) -> bool:
@@ -41,6 +42,51 @@ class Identity(Message):
     def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return `values` with the boot id under its current key; mount records had ``boot``."""
         return {"boot_id": values["boot"], **values} if "boot" in values else values
+
+
+class OfProcess:
+    """A mixin of messages that name one process by three of their own entries.
+
+    Such a message is made with ``**identity.to_json()``.
+    """
+
+    __slots__ = ()
+    pid: Optional[int]
+    start_time: Optional[int]
+    boot_id: Optional[str]
+
+    @property
+    def identity(self) -> Identity:
+        """The process.
+
+        Raises:
+            ValueError: The message names none.
+        """
+        found = _named_by(self)
+        if found is None:
+            raise ValueError("the message names no process")
+        return found
+
+
+class MaybeOfProcess:
+    """A mixin of messages that may name one process by three of their own entries."""
+
+    __slots__ = ()
+    pid: Optional[int]
+    start_time: Optional[int]
+    boot_id: Optional[str]
+
+    @property
+    def identity(self) -> Optional[Identity]:
+        """The process; None: the message names none."""
+        return _named_by(self)
+
+
+def _named_by(message: Union[OfProcess, MaybeOfProcess]) -> Optional[Identity]:
+    pid, start_time, boot = message.pid, message.start_time, message.boot_id
+    if pid is None or start_time is None or boot is None:
+        return None
+    return Identity(pid, start_time, boot)
 
 
 def boot_id() -> str:
@@ -78,6 +124,7 @@ def stat_of(pid: int) -> ProcessStat | None:
         session=int(fields[3]),
         threads=int(fields[17]),
         start_time=int(fields[19]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
     )
 
 

@@ -58,15 +58,30 @@ def children(pid: int) -> list[ProcessStat] | None:
     return [stat for stat in found if stat is not None and not stat.is_dead]
 
 
-def has_marker(pid: int, marker: str) -> bool:
-    """Whether the environment block of `pid` names this marker."""
+def environment_of(pid: int) -> list[bytes]:
+    """Return the entries ``NAME=value`` of a process's environment block, which it got at its exec.
+
+    It is empty if the process has ended or belongs to another user.
+    """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            block = file.read()
+            return file.read().split(b"\0")
     except OSError:
-        return False
-    wanted = f"{MARKER_VARIABLE}={marker}".encode()
-    return wanted in block.split(b"\0")
+        return []
+
+
+def marker_of(pid: int) -> str:
+    """Return the marker in the environment block of a process; empty without one."""
+    name = f"{MARKER_VARIABLE}=".encode()
+    for entry in environment_of(pid):
+        if entry.startswith(name):
+            return entry[len(name) :].decode("utf-8", "replace").strip()
+    return ""
+
+
+def has_marker(pid: int, marker: str) -> bool:
+    """Whether the environment block of `pid` names this marker."""
+    return f"{MARKER_VARIABLE}={marker}".encode() in environment_of(pid)
 
 
 def marked(marker: str, *, without: Iterable[int] = ()) -> list[ProcessStat]:

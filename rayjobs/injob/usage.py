@@ -153,7 +153,7 @@ class Usage:
                 return self._cpu_s
         seen: Dict[int, Tuple[int, float]] = {}
         for one in self._tree.contained():
-            spent_s = _cpu_of(one.pid)
+            spent_s = one.cpu_ticks / _TICKS_PER_S
             start, before_s = self._seen.get(one.pid, (one.start_time, 0.0))
             if start != one.start_time:
                 before_s = 0.0
@@ -264,12 +264,3 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return 0.0  # "[N/A]": the driver does not measure this
-
-
-def _cpu_of(pid: int) -> float:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-    except (OSError, IndexError, ValueError):
-        return 0.0

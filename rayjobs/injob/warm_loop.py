@@ -126,11 +126,8 @@ class Warm:
         if request.op == "ping":
             if request.is_user:
                 self._note_user(request.raylet)
-            me = own_identity()
             return WarmStatus(
-                pid=me.pid,
-                start_time=me.start_time,
-                boot_id=me.boot_id,
+                **own_identity().to_json(),
                 preloaded=tuple(self._loaded),
                 not_preloaded=self._failed,
                 import_s=self._import_s,

@@ -6,13 +6,13 @@ from dataclasses import field
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from rayjobs.injob.answers import Answer
-from rayjobs.injob.identity import Identity
+from rayjobs.injob.identity import Identity, OfProcess
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 
 
 @dataclass(frozen=True)
-class WarmStatus(Answer):
+class WarmStatus(OfProcess, Answer):
     """A warm interpreter's answer to "ping": its process and its imports.
 
     Attributes:
@@ -29,11 +29,6 @@ class WarmStatus(Answer):
     not_preloaded: Mapping[str, str] = field(default_factory=dict)
     import_s: float = 0.0
     threads: int = 0
-
-    @property
-    def identity(self) -> Identity:
-        """The interpreter's process."""
-        return Identity(self.pid, self.start_time, self.boot_id)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayjobs.core.text import counted, size_text
-from rayjobs.injob.identity import Identity
+from rayjobs.injob.identity import MaybeOfProcess
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 
@@ -62,7 +62,7 @@ class HostFacts(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class HostRecord(Message):
+class HostRecord(MaybeOfProcess, Message):
     """The stored record of an attempt's host on one node.
 
     Attributes:
@@ -92,13 +92,6 @@ class HostRecord(Message):
     boot_id: str | None = None
     cold: str | None = None
     watches_raylet: bool = False
-
-    @property
-    def identity(self) -> Identity | None:
-        """The identity of its process; None: not launched yet."""
-        if self.pid is None or self.start_time is None or self.boot_id is None:
-            return None
-        return Identity(self.pid, self.start_time, self.boot_id)
 
     def to_json(self) -> dict[str, Any]:
         """Return its JSON without unknown facts."""

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rayjobs.injob.identity import Identity, boot_id, is_alive, own_identity
+from rayjobs.injob.identity import OfProcess, boot_id, is_alive, own_identity
 from rayjobs.injob.lazydataclass import dataclass
 
 MACHINE_ID = "/etc/machine-id"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessWriter:
+class ProcessWriter(OfProcess):
     """A process outside the queue, such as a notebook's kernel.
 
     Attributes:
@@ -34,11 +34,8 @@ class ProcessWriter:
     @classmethod
     def own(cls) -> ProcessWriter:
         """Return the calling process."""
-        own = own_identity()
         return cls(
-            pid=own.pid,
-            start_time=own.start_time,
-            boot_id=own.boot_id,
+            **own_identity().to_json(),
             namespace=_namespace(),
             host=socket.gethostname(),
             machine=_machine(),
@@ -54,7 +51,7 @@ class ProcessWriter:
             return self.is_of_earlier_boot
         if self.namespace != _namespace():
             return False
-        return not is_alive(Identity(self.pid, self.start_time, self.boot_id))
+        return not is_alive(self.identity)
 
     @property
     def is_of_earlier_boot(self) -> bool:

@@ -31,7 +31,7 @@ from rayjobs.datastore.protection import NONE as NO_PROTECTION
 from rayjobs.datastore.protection import Protection
 from rayjobs.injob import record_files
 from rayjobs.injob.data_file import AttemptInput, HeldInput
-from rayjobs.injob.identity import Identity, boot_id, own_identity
+from rayjobs.injob.identity import Identity, own_identity
 from rayjobs.injob.plan import Bind
 from rayjobs.injob.views import Views
 from rayjobs.jobs.data_facts import DataFacts, Trouble
@@ -275,12 +275,12 @@ class NodeData:
         return watch
 
     # -- while it runs ---------------------------------------------------------------------------
-    def share_with_host(self, root: Path, *, pid: int, start_time: int) -> None:
+    def share_with_host(self, root: Path, host: Identity) -> None:
         """Make the attempt host keep the mounts alive too, since the agent may be replaced."""
         from rayjobs.datastore.materialise import retain
 
         for held in self._held(root):
-            retain(held, Identity(pid, start_time, boot_id()), "host")
+            retain(held, host, "host")
 
     def take_over(self, root: Path) -> None:
         """Keep alive the mounts of an attempt that an earlier agent prepared."""

@@ -11,7 +11,7 @@ from rayjobs.core.text import MIB, duration_text, size_text
 from rayjobs.injob.identity import is_alive
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.plan import LaunchPlan
-from rayjobs.injob.processes import MARKER_VARIABLE
+from rayjobs.injob.processes import marker_of
 from rayjobs.node.hosts import host_of
 
 TOOL = "nvidia-smi"
@@ -47,13 +47,7 @@ class Holder:
     @property
     def marker(self) -> str:
         """Its attempt; empty for a program of another user or outside any job."""
-        try:
-            block = Path(f"/proc/{self.pid}/environ").read_bytes()
-        except OSError:
-            return ""
-        before = f"{MARKER_VARIABLE}=".encode()
-        named = [one for one in block.split(b"\0") if one.startswith(before)]
-        return named[0].removeprefix(before).decode(errors="replace") if named else ""
+        return marker_of(self.pid)
 
     @property
     def is_here(self) -> bool:

@@ -162,10 +162,7 @@ class Node:
         secrets = {**self._data.credentials(root), **read_secrets(request.secrets)}
         try:
             launched = await self._start_host(plan, lease, secrets)
-            host = launched.host
-            await asyncio.to_thread(
-                self._data.share_with_host, root, pid=host.pid, start_time=host.start_time
-            )
+            await asyncio.to_thread(self._data.share_with_host, root, launched.host)
             return launched
         except hostclient.WarmError as error:
             found = hostclient.HostConnection.of(str(root))

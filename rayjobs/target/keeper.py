@@ -133,9 +133,7 @@ class Keeper:
                 failures=self._failures,
                 reason=reason,
                 next_at=next_at,
-                pid=own.pid,
-                start_time=own.start_time,
-                boot_id=own.boot_id,
+                **own.to_json(),
             ).write(self.paths)
 
     def _end_pause(self) -> None:

@@ -14,7 +14,7 @@ from typing import Self
 
 from rayjobs.core.files import is_locked, locked_if_free, read_message, write_message
 from rayjobs.core.paths import TargetPaths
-from rayjobs.injob.identity import Identity, is_alive, send_signal
+from rayjobs.injob.identity import Identity, OfProcess, is_alive, send_signal
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 
@@ -67,7 +67,7 @@ def keeper_of(paths: TargetPaths) -> Identity | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pause(Message):
+class Pause(OfProcess, Message):
     """What a keeper waits for before it tries again (`pause.json`).
 
     Attributes:
@@ -85,11 +85,6 @@ class Pause(Message):
     pid: int
     start_time: int
     boot_id: str
-
-    @property
-    def keeper(self) -> Identity:
-        """The keeper's process."""
-        return Identity(self.pid, self.start_time, self.boot_id)
 
     @classmethod
     def read(cls, paths: TargetPaths) -> Self | None:
@@ -111,11 +106,11 @@ class Pause(Message):
 def pause_of(paths: TargetPaths) -> Pause | None:
     """Return what the living keeper waits for; None while it works."""
     pause = Pause.read(paths)
-    return pause if pause is not None and is_alive(pause.keeper) else None
+    return pause if pause is not None and is_alive(pause.identity) else None
 
 
 def give_up_pause(paths: TargetPaths) -> None:
     """End a keeper that only waits, so that a new one tries at once with its caller's settings."""
     pause = pause_of(paths)
     if pause is not None:
-        send_signal(pause.keeper, signal.SIGTERM)
+        send_signal(pause.identity, signal.SIGTERM)

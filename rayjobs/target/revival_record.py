@@ -6,13 +6,13 @@ from typing import Any, Self
 
 from rayjobs.core.files import read_message, write_message
 from rayjobs.core.paths import TargetPaths
-from rayjobs.injob.identity import Identity
+from rayjobs.injob.identity import MaybeOfProcess
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.injob.messages import Message
 
 
 @dataclass(frozen=True, kw_only=True)
-class Revival(Message):
+class Revival(MaybeOfProcess, Message):
     """The process that starts a target, or why its last start failed (`revival.json`).
 
     Attributes:
@@ -20,7 +20,7 @@ class Revival(Message):
         error: Why the last one did.
         failed_at_s: When it did, in seconds on the boot clock.
         spawned_at_s: When a command began to start the target, in seconds on the boot clock.
-        pid: The process that starts it.
+        pid: The process that starts it; None: it has not recorded itself yet.
         start_time: When that process started, in clock ticks since the boot.
         boot_id: Of the boot that all times refer to.
     """
@@ -32,13 +32,6 @@ class Revival(Message):
     pid: int | None = None
     start_time: int | None = None
     boot_id: str | None = None
-
-    @property
-    def process(self) -> Identity | None:
-        """The process that starts the target; None before it has recorded itself."""
-        if self.pid is None or self.start_time is None or self.boot_id is None:
-            return None
-        return Identity(self.pid, self.start_time, self.boot_id)
 
     def to_json(self) -> dict[str, Any]:
         """Return its JSON without empty entries, which version 0.1.0 takes for values."""

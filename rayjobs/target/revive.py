@@ -145,13 +145,10 @@ def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool
 def started(location: TargetLocation) -> int:
     """Record that this process starts the target; return how often that has failed before."""
     known = Revival.read(location.paths)
-    own = own_identity()
     Revival(
         failures=known.failures,
         error=known.error if known.failures else None,
-        pid=own.pid,
-        start_time=own.start_time,
-        boot_id=own.boot_id,
+        **own_identity().to_json(),
     ).write(location.paths)
     return known.failures
 
@@ -184,7 +181,7 @@ def _is_at_work(known: Revival) -> bool:
         since_s = _now_s() - known.spawned_at_s
         if 0 <= since_s < SPAWNED_WITHIN_S:
             return True
-    return known.process is not None and is_alive(known.process)
+    return known.identity is not None and is_alive(known.identity)
 
 
 def _pause_left_s(known: Revival) -> float:

@@ -121,8 +121,7 @@ node, workspace, request, pid = sys.argv[1:]
 data = NodeData(Path(node))
 request = LaunchRequest.from_json(json.loads(request))
 data.bring(request, open_workspace(workspace), note=lambda *what: None)
-started = identity_of(int(pid)).start_time
-data.share_with_host(Path(request.on.root), pid=int(pid), start_time=started)
+data.share_with_host(Path(request.on.root), identity_of(int(pid)))
 print("ready", flush=True)
 sys.stdin.read()
 """

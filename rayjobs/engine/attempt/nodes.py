@@ -55,9 +55,7 @@ class NodeOfAttempt:
             return where
         return replace(
             where,
-            pid=launched.host.pid,
-            start_time=launched.host.start_time,
-            boot_id=launched.host.boot_id,
+            **launched.host.to_json(),
             cold=launched.cold,
             watches_raylet=launched.watches_raylet,
         )

@@ -17,6 +17,7 @@ from rayjobs.housekeeping import scratch
 from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
 from rayjobs.injob import cgroups
 from rayjobs.injob.identity import is_alive
+from rayjobs.injob.processes import environment_of
 from rayjobs.target import local_head, wake_client
 from rayjobs.target.node_settings import node_root
 
@@ -155,11 +156,7 @@ def processes(context: DoctorContext) -> Iterator[Finding]:
 
 
 def _has(pid: int, start: bytes) -> bool:
-    try:
-        block = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
-    return any(entry.startswith(start) for entry in block.split(b"\0"))
+    return any(entry.startswith(start) for entry in environment_of(pid))
 
 
 def mounts(context: DoctorContext) -> Iterator[Finding]:

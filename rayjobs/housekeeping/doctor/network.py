@@ -12,6 +12,7 @@ from pathlib import Path
 from rayjobs.core.paths import TargetPaths, runtime_folder
 from rayjobs.core.text import counted
 from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
+from rayjobs.injob.processes import environment_of
 from rayjobs.target import local_head
 from rayjobs.target.record import all_targets
 from rayjobs.target.secrets import TargetSecrets
@@ -103,9 +104,10 @@ def _is_open(pid: int) -> bool:
     try:
         if Path(f"/proc/{pid}/comm").read_text().strip() != "gcs_server":
             return False
-        return b"RAY_AUTH_MODE=token" not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
+    entries = environment_of(pid)
+    return bool(entries) and b"RAY_AUTH_MODE=token" not in entries
 
 
 def tokens(context: DoctorContext) -> Iterator[Finding]:
