@@ -15,6 +15,7 @@ from typing import Any
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import AttemptPaths
+from rayjobs.core.text import duration_text
 from rayjobs.environments.building import POLL_S, Control
 from rayjobs.environments.packages_probe import PROBE
 from rayjobs.injob import container
@@ -178,7 +179,8 @@ async def run_in(
                 control.check()
                 if asyncio.get_running_loop().time() >= until_s:
                     raise PrepareError(
-                        f"{arguments[0]} in the image does not answer within {ASK_S:g} s",
+                        f"{arguments[0]} in the image does not answer within "
+                        f"{duration_text(ASK_S)}",
                         failure_class="environment",
                     )
         except BaseException:

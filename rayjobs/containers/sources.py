@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rayjobs.containers.layers import MOST_BYTES, BadImageError, too_large, unreadable
+from rayjobs.core.text import size_text
 from rayjobs.injob.lazydataclass import dataclass
 
 JSON_LIMIT = 8 * 2**20  # bytes of a manifest or a configuration
@@ -264,7 +265,7 @@ class _Files(ABC):
         with self.open(name) as file:
             data = file.read(JSON_LIMIT + 1)
         if len(data) > JSON_LIMIT:
-            raise BadImageError(f"{name} is larger than {JSON_LIMIT // 2**20} MiB")
+            raise BadImageError(f"{name} is larger than {size_text(JSON_LIMIT)}")
         return data
 
 

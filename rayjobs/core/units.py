@@ -6,6 +6,7 @@ import math
 import re
 
 from rayjobs.core.errors import UsageError
+from rayjobs.injob.text import bytes_of
 
 DURATIONS = 'write it like "6h", "30m", "1d12h", "90s", or as a number of seconds'
 SIZES = 'write it like "8GiB" or "512MiB"'
@@ -31,15 +32,6 @@ _UNIT_WORDS = {
 }
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 _ORDER = "wdhms"
-_BYTES = {
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    **{unit + end: 1024**power for power, unit in enumerate("kmgt", 1) for end in ("", "i", "ib")},
-}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 
 def parse_duration(text: str | float) -> float:
@@ -67,7 +59,7 @@ def parse_duration(text: str | float) -> float:
 
 
 def parse_size(text: str | float, *, unit: int) -> float:
-    """Return a size in multiples of `unit` bytes: ``"8GiB"``, ``"512 MiB"``, ``"8GB"``.
+    """Return a size in multiples of `unit` bytes: ``"8GiB"``, ``"512 MiB"``, ``"8GB"`` (10⁹).
 
     ``G`` and ``Gi`` mean GiB. A bare number counts in `unit`.
 
@@ -77,11 +69,10 @@ def parse_size(text: str | float, *, unit: int) -> float:
     number = _number(text)
     if number is not None:
         return number
-    found = _SIZE.fullmatch(str(text).strip().lower())
-    factor = _BYTES.get(found[2]) if found else None
-    if found is None or factor is None:
+    size = bytes_of(str(text))
+    if size is None:
         raise UsageError(f"{text!r} is not a valid size; {SIZES}")
-    return float(float(found[1]) * factor / unit)
+    return size / unit
 
 
 def _number(text: str | float) -> float | None:

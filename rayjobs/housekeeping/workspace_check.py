@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rayjobs.core.errors import RayjobsError
 from rayjobs.core.ids import token
-from rayjobs.core.text import counted, duration_text
+from rayjobs.core.text import counted, duration_text, size_text
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.workspace.folder import OpenWorkspace
 
@@ -94,7 +94,7 @@ def _files(workspace: OpenWorkspace, report: Report) -> None:
         report.problems.append("a file cannot be removed, so `rayjobs prune` cannot free any space")
     report.values |= {"file_write_ms": _ms(write_s), "file_read_ms": _ms(read_s)}
     report.lines.append(
-        f"files: {len(data) // 1024} KiB were stored in {_ms(write_s)} ms, read in {_ms(read_s)} "
+        f"files: {size_text(len(data))} were stored in {_ms(write_s)} ms, read in {_ms(read_s)} "
         f"ms, listed and removed"
     )
     if workspace.blobs_address is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Mapping, Optional, Sequence, Union
 
+from rayjobs.injob.text import bytes_of
+
 VARIABLE = "RAYJOBS_PARALLEL_RUN"
 DEFAULT_FILES = 10
 DEFAULT_BYTES = 2**20
@@ -50,20 +52,17 @@ class Settings:
     def table_bytes(self) -> int:
         """Approximate bytes of a table per mini-batch."""
         size = self.mini_batch_size
-        return DEFAULT_BYTES if size is None else bytes_of(size)
+        return DEFAULT_BYTES if size is None else table_bytes_of(size)
 
 
-def bytes_of(size: Union[int, str]) -> int:
-    """Return the bytes of a text such as 1024, 10KB, 10MB or 1GB.
+def table_bytes_of(size: Union[int, str]) -> int:
+    """Return the bytes of a `mini_batch_size` such as 1024, 10KB, 10MB or 1GB.
+
+    A KB has 1024 bytes here, unlike in all other sizes that users write.
+    Source: Azure ML SDK v1, `azureml.pipeline.core._parallel_run_config_base`.
 
     Raises:
         ValueError: it is not a size.
     """
-    text = str(size).strip().upper()
-    for unit, factor in (("GB", 2**30), ("MB", 2**20), ("KB", 2**10), ("B", 1)):
-        if text.endswith(unit):
-            text, times = text[: -len(unit)].strip(), factor
-            break
-    else:
-        times = 1
-    return int(text) * times
+    found = bytes_of(str(size), kilo=1024)
+    return int(size) if found is None else int(found)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Optional
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?b?)|b)", re.IGNORECASE)
 _UNITS_S = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -38,3 +41,22 @@ def size_text(size: float) -> str:
             break
         size /= 1024
     return f"{round(size, 2 if size < 10 else 1):g} {unit}"
+
+
+def bytes_of(text: str, *, kilo: int = 1000) -> Optional[float]:
+    """Return the bytes of a size with its unit: ``8GiB``, ``512 MiB``, ``8GB``, ``100b``.
+
+    Args:
+        kilo: The bytes of a ``KB``, whose powers are ``MB``, ``GB`` and ``TB``. ``K``, ``Ki`` and
+            ``KiB`` are always 1024 bytes.
+
+    Returns:
+        None if it is not such a size.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return None
+    unit, ending = (found[2] or "").lower(), (found[3] or "").lower()
+    power = "kmgt".index(unit) + 1 if unit else 0
+    size = float(found[1]) * (kilo if ending == "b" else 1024) ** power
+    return size if math.isfinite(size) else None

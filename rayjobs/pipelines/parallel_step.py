@@ -15,7 +15,7 @@ from rayjobs.api.configs import RunConfiguration
 from rayjobs.core.errors import Problem, SpecError, UsageError
 from rayjobs.core.numbers import is_whole
 from rayjobs.datastore.outputs import OutputFileDatasetConfig
-from rayjobs.injob.parallel_settings import bytes_of
+from rayjobs.injob.parallel_settings import table_bytes_of
 from rayjobs.pipelines.data import PipelineData, PipelineParameter, default_of
 from rayjobs.pipelines.spec import StepSpec
 from rayjobs.pipelines.step_data import Building
@@ -250,7 +250,7 @@ def _stored(value: Any, building: Building) -> Any:
 
 def _is_size(value: Any) -> bool:
     try:
-        return bytes_of(value) >= 1
+        return table_bytes_of(value) >= 1
     except ValueError:
         return False
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError, Problem, SpecError
+from rayjobs.core.text import size_text
 
 # Prefixes of an image's path or name, as in skopeo.
 TRANSPORTS = ("docker", "oci", "oci-archive", "docker-archive", "tar", "dir")
@@ -60,7 +61,7 @@ def read_dockerfile(path: Path) -> str:
     except OSError as error:
         raise _refused(f"{path} cannot be read: {error.strerror}.") from error
     if len(raw) > DOCKERFILE_LIMIT:
-        raise _refused(f"{path} is larger than {DOCKERFILE_LIMIT // 1024} KiB.")
+        raise _refused(f"{path} is larger than {size_text(DOCKERFILE_LIMIT)}.")
     try:
         return raw.decode()
     except UnicodeDecodeError:

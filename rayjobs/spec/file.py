@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from rayjobs.core.errors import NotFoundError, Problem, SpecError, UsageError
 from rayjobs.core.numbers import is_whole
-from rayjobs.core.text import GIB, MIB
+from rayjobs.core.text import GIB, MIB, size_text
 from rayjobs.core.units import DURATIONS, SIZES, parse_size
 from rayjobs.core.units import parse_duration as parse_duration
 from rayjobs.spec.container_arguments import parse_shm_size
@@ -90,7 +90,7 @@ def load_spec_text(
 ) -> dict[str, Any]:
     """Return the data of a spec's text; see `load_spec_file`."""
     if len(text) > FILE_LIMIT:
-        raise SpecError(f"{name} is larger than {FILE_LIMIT // 1024} KiB. Put data in files")
+        raise SpecError(f"{name} is larger than {size_text(FILE_LIMIT)}. Put data in files")
     data = parse_json(text, name) if is_json else parse_yaml(text, name)
     if not isinstance(data, dict):
         raise SpecError(f"{name} must contain `key: value` lines, such as `{example}`")

@@ -425,7 +425,7 @@ class ParallelRun(Model):
     @classmethod
     def _a_size(cls, value: int | str | None) -> int | str | None:
         try:
-            size = 1 if value is None else parallel_settings.bytes_of(value)
+            size = 1 if value is None else parallel_settings.table_bytes_of(value)
         except ValueError:
             size = 0
         if size < 1:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError, Problem, SpecError
+from rayjobs.core.text import size_text
 
 FILE_LIMIT = 512 * 1024  # bytes
 MOST_FILES = 20  # that include each other
@@ -150,7 +151,7 @@ def text_of(path: Path, field: str) -> str:
             raise NotFoundError(f"there is no file {path}, which {field} names. Check its name")
         raw = path.read_bytes()
         if len(raw) > FILE_LIMIT:
-            raise _refused(field, f"{path} is larger than {FILE_LIMIT // 1024} KiB.", "Shorten it.")
+            raise _refused(field, f"{path} is larger than {size_text(FILE_LIMIT)}.", "Shorten it.")
         return raw.decode("utf-8-sig")
     except OSError as error:
         raise _refused(field, f"{path} cannot be read ({error.strerror}).", "Check it.") from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import JobFailedError
 from rayjobs.core.paths import home as default_home
+from rayjobs.core.text import duration_text
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.logs import Logs
@@ -110,7 +111,8 @@ def wait(workspace: OpenWorkspace, job_id: str, *, timeout_s: float | None = Non
 
 def not_in_time(job: Job, timeout_s: float) -> TimeoutError:
     """Return the error for a job that did not end within `timeout_s`."""
-    return TimeoutError(f"{job.id} is {job.state} after {timeout_s:g} s; it continues")
+    waited = duration_text(timeout_s, exact=True)
+    return TimeoutError(f"{job.id} is {job.state} after {waited}; it continues")
 
 
 def end_text(job: Job) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from rayjobs.core.errors import Problem, RayjobsError, SpecError
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import home as default_home
-from rayjobs.core.text import counted
+from rayjobs.core.text import counted, size_text
 from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.workspace import server_choice
 
@@ -167,7 +167,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} cannot be read: {error}") from error
     if len(text) > FILE_LIMIT:
-        raise SpecError(f"{path} is larger than {FILE_LIMIT // 1024} KiB")
+        raise SpecError(f"{path} is larger than {size_text(FILE_LIMIT)}")
     data = parse_yaml(text, str(path))
     if data is None:  # only comments
         return {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from rayjobs.core.errors import UsageError
 from rayjobs.core.files import locked, write_private
 from rayjobs.core.paths import TargetPaths
+from rayjobs.core.text import size_text
 from rayjobs.datastore.credentials import AWS_KEYS
 from rayjobs.injob.lazydataclass import dataclass
 
@@ -111,7 +112,7 @@ class TargetSecrets:
             raise UsageError(f"the value of {name} is empty; `secret rm {name}` removes a secret.")
         if len(value.encode()) > MOST_BYTES or "\0" in value:
             raise UsageError(
-                f"the value of {name} is not valid: give at most {MOST_BYTES >> 10} KiB of text, "
+                f"the value of {name} is not valid: give at most {size_text(MOST_BYTES)} of text, "
                 f"without NUL characters."
             )
         with self._changing() as kept:

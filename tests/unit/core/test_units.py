@@ -6,6 +6,8 @@ import pytest
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.units import parse_duration, parse_size
+from rayjobs.injob.parallel_settings import table_bytes_of
+from rayjobs.injob.text import bytes_of
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,9 @@ def test_a_size_is_read(text: str | float, gib: float) -> None:
 def test_invalid_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="8GiB"):
         parse_size(text, unit=1024**3)
+
+
+def test_a_kb_has_1024_bytes_only_where_that_is_asked_for() -> None:
+    assert parse_size("10MB", unit=1) == bytes_of("10MB") == 10 * 10**6
+    assert table_bytes_of("10MB") == bytes_of("10MiB") == 10 * 2**20
+    assert bytes_of("9" * 400 + "GB") is None

@@ -14,7 +14,7 @@ import pytest
 from rayjobs.injob import checkpoint, parallel_ledger
 from rayjobs.injob.parallel_ledger import Ledger
 from rayjobs.injob.parallel_messages import Assignment, MiniBatch
-from rayjobs.injob.parallel_settings import Settings, bytes_of
+from rayjobs.injob.parallel_settings import Settings, table_bytes_of
 from rayjobs.injob.parallel_worker import elements
 from rayjobs.spec.model import ParallelRun
 
@@ -192,10 +192,10 @@ def test_accepted_return_values_of_run() -> None:
 
 
 def test_sizes_of_tables() -> None:
-    found = [bytes_of(text) for text in (1024, "1024", "10KB", "2 mb", "1GB", "5B")]
+    found = [table_bytes_of(text) for text in (1024, "1024", "10KB", "2 mb", "1GB", "5B")]
     assert found == [1024, 1024, 10240, 2 * 2**20, 2**30, 5]
     with pytest.raises(ValueError):
-        bytes_of("much")
+        table_bytes_of("much")
 
 
 def test_the_journal_is_one_object_a_line(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_children_that_completed_are_also_finished(played: Played, workspace: Wo
 @pytest.mark.parametrize("show_output", [True, False])
 def test_a_wait_for_a_step_ends_after_its_timeout(queued: PipelineRun, show_output: bool) -> None:
     step = step_of(queued, "prep")
-    with pytest.raises(TimeoutError, match=rf"{step.id} is Queued after 0\.1 s; it continues"):
+    with pytest.raises(TimeoutError, match=rf"{step.id} is Queued after 0\.1s; it continues"):
         step.wait_for_completion(show_output=show_output, timeout_seconds=0.1)
 
 
