@@ -30,7 +30,7 @@ from rayjobs.datastore.reading import with_digests
 from rayjobs.datastore.refs import check_dataset_name, check_mode, check_name
 from rayjobs.datastore.sources import Source, record_for, resolve
 from rayjobs.datastore.stores import HasCatalogue, addresses_of, catalogue_of
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 _MODES = ("direct", "mount", "download")
 FIRST_INPUT = "input_1"

@@ -32,7 +32,7 @@ from rayjobs.datastore.digests import digest_of_file, digest_of_text, hex_of
 from rayjobs.datastore.errors import CacheFull, DataIntegrityError, DatastoreError
 from rayjobs.datastore.manifest import FileEntry
 from rayjobs.injob.identity import boot_id
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 SPARE_BYTES = 1 << 30
 """The cache leaves at least this much of the disk free."""

@@ -23,7 +23,7 @@ from rayjobs.datastore.errors import (
     DatastoreNotFound,
     InvalidReference,
 )
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 DEFAULT_DATASTORE = "workspaceblobstore"
 BUILT_IN_DATASTORES = (DEFAULT_DATASTORE, "workspacefilestore")

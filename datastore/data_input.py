@@ -11,7 +11,7 @@ from typing import Any
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.manifest import Manifest
 from rayjobs.datastore.sources import Source
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

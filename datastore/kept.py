@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rayjobs.datastore.backends import Backend, StoredFile
 from rayjobs.datastore.digests import digest_of_file
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 MOST_NAMES = 3
 """How many differing files are named one by one."""

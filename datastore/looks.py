@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 from rayjobs.core.text import counted
 from rayjobs.datastore.backends.local import PARTIAL_MARK
 from rayjobs.datastore.digests import digest_of_stream
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 
 Look = tuple[int, int, int]

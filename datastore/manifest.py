@@ -9,7 +9,7 @@ from dataclasses import replace
 from rayjobs.datastore.digests import digest_of
 from rayjobs.datastore.errors import DatasetNotFound, InvalidReference
 from rayjobs.datastore.refs import clean_path
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 _FORMAT = "datastore-manifest"
 _VERSION = 1

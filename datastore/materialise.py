@@ -46,7 +46,7 @@ from rayjobs.datastore.refs import check_mode
 from rayjobs.datastore.sources import Source, record_for, resolve
 from rayjobs.datastore.transfer import for_each
 from rayjobs.injob.identity import Identity
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 MODES = ("mount", "download", "direct")
 MOST_CLOSED = 1024

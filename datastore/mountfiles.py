@@ -28,7 +28,7 @@ from typing import Any
 from rayjobs.core.files import write_atomic
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.injob.identity import Identity, is_alive
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 UNMOUNT_LIMIT_S = 30.0
 

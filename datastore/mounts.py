@@ -28,7 +28,7 @@ from rayjobs.datastore.mountfiles import (
     unmount,
 )
 from rayjobs.injob.identity import Identity, is_alive, own_identity, stat_of
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 UP_LIMIT_S = 60.0
 _LOOK_S = 0.02

@@ -33,7 +33,7 @@ from rayjobs.datastore.refs import (
 from rayjobs.datastore.sources import glob_pattern
 from rayjobs.datastore.stores import Datastore
 from rayjobs.datastore.transfer import Moved, Upload, files_below, for_each, upload
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 DEFAULT_DESTINATION = "dataset/{run-id}/{output-name}"
 MODES = ("mount", "upload")

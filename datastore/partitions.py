@@ -12,7 +12,7 @@ from typing import Any
 
 from rayjobs.datastore.errors import InvalidReference
 from rayjobs.datastore.manifest import FileEntry
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 # Azure ML's parts of a time: digits, and which argument of `datetime` they are.
 _PARTS = {

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from rayjobs.core.text import size_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

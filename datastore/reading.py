@@ -19,7 +19,7 @@ from rayjobs.datastore.looks import Look, etag_of, look_at, what
 from rayjobs.datastore.manifest import FileEntry, Manifest
 from rayjobs.datastore.progress import Meter, ProgressCallback
 from rayjobs.datastore.sources import OpenRecord, Source, is_url_root, record_for
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 # A file of another size is another file; its digest is only displayed, so do not read large files
 # for it.

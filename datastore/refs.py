@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rayjobs.datastore.digests import digest_of_text
 from rayjobs.datastore.errors import InvalidReference
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 MODES = ("mount", "download", "upload")
 _NAME = re.compile(r"[A-Za-z0-9_]+\Z")

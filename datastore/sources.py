@@ -24,7 +24,7 @@ from rayjobs.datastore.refs import (
     clean_path,
     datastore_name_of,
 )
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.url_map import map_url
 
 WEB = ("https://", "http://")

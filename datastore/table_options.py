@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rayjobs.datastore.errors import DatastoreError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 
 class TableUnreadable(DatastoreError):

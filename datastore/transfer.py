@@ -17,7 +17,7 @@ from rayjobs.datastore.backends.base import Stopped
 from rayjobs.datastore.errors import AccessDenied, DatastoreError, InvalidReference, TransferFailed
 from rayjobs.datastore.kept import Tally, compare, tally
 from rayjobs.datastore.progress import Meter, ProgressCallback
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 THREADS = 8
 LEFT_OUT_SHOWN = 3

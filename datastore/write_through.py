@@ -21,7 +21,7 @@ from rayjobs.datastore.errors import DatastoreError, TransferFailed
 from rayjobs.datastore.outputs import DataOutput
 from rayjobs.datastore.progress import ProgressCallback
 from rayjobs.datastore.transfer import Download, download, files_below, for_each
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 SETTLE_S = 1.0
 """A file written within this many seconds may be incomplete."""

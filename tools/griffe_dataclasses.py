@@ -1,4 +1,4 @@
-"""Tells the API reference that `rayjobs.injob.lazydataclass.dataclass` makes dataclasses.
+"""Tells the API reference that `rayjobs.injob.lazy_dataclass.dataclass` makes dataclasses.
 
 Griffe, which reads the code for mkdocstrings, knows a dataclass by the decorator
 `dataclasses.dataclass`. This extension resolves imports of our decorator as imports of that one.
@@ -10,7 +10,7 @@ from typing import Any
 
 import griffe
 
-OURS = "rayjobs.injob.lazydataclass.dataclass"
+OURS = "rayjobs.injob.lazy_dataclass.dataclass"
 
 
 class LazyDataclasses(griffe.Extension):

@@ -18,7 +18,7 @@ from typing import Any
 from rayjobs.core.clock import Clock, SystemClock
 from rayjobs.core.errors import StoreError, TakenOverError
 from rayjobs.core.failures import Failure, FailureClass
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import ChildNews, Job, MetricPoint
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.results import metrics

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from rayjobs.core.numbers import is_number, is_whole
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.tuning.errors import problem
 
 _MAX_EXPONENT = 709.0  # math.exp overflows just above

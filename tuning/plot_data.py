@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 
 from rayjobs.core.text import counted
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.space import stripped
 from rayjobs.tuning.trials import TrialRecord, TrialState

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.spec import SweepSpec
 from rayjobs.tuning.state import SweepState

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rayjobs.core.errors import Problem
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.tuning import expressions
 from rayjobs.tuning.errors import SweepError, joined, problem
 from rayjobs.tuning.expressions import KINDS, Expression

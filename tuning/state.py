@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from rayjobs.core.text import duration_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.states import JobState
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.policies import Scheduler

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import Problem, RayjobsError, SpecError
 from rayjobs.core.users import user_name
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import Sweep
 from rayjobs.spec.file import build_spec
 from rayjobs.spec.model import JobSpec

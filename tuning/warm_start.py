@@ -17,7 +17,7 @@ from typing import Any
 from rayjobs.core.errors import NotFoundError, Problem, UsageError
 from rayjobs.core.numbers import is_number, is_whole
 from rayjobs.core.text import counted, verb
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import Job, Sweep
 from rayjobs.results import checkpoints
 from rayjobs.results.resuming import no_checkpoint

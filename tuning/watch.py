@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from rayjobs.core.text import duration_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.results.metrics import number_text
 from rayjobs.tuning.results import Row, Summary, best_trial, rows, summary
 from rayjobs.tuning.spec import SweepSpec

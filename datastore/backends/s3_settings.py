@@ -14,7 +14,7 @@ from rayjobs.datastore.errors import AccessDenied, CredentialNotSet, InvalidRefe
 from rayjobs.datastore.nosecrets import check_settings
 from rayjobs.datastore.patience import Patience
 from rayjobs.datastore.refs import clean_path
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0

@@ -40,7 +40,7 @@ from rayjobs.datastore.errors import (
     TransferFailed,
 )
 from rayjobs.datastore.patience import Patience
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 TIMEOUT_S = 30.0
 ATTEMPTS = 4

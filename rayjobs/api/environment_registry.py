@@ -13,7 +13,7 @@ from rayjobs.api.workspace import Workspace
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.files import replacing
 from rayjobs.core.users import user_name
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import EnvironmentVersion
 
 WHEELS = "wheels"  # below the workspace's folder

@@ -14,7 +14,7 @@ from rayjobs.api.notices import notice
 from rayjobs.core.errors import Problem, UsageError
 from rayjobs.core.numbers import is_whole
 from rayjobs.data.arguments import is_data
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec.curated import is_base_image
 
 # Azure ML's names for spot machines and others.

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.run_filter import STEP_OF
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.api import compute, program_rules
 from rayjobs.api.notices import notice
 from rayjobs.core.errors import CannotBePlacedError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.policy.capacity import Capacity
 from rayjobs.target.local_head import LOCAL
 from rayjobs.workspace.azure import AzureSettings, ComputeRecord

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rayjobs.azureml.kinds import Holding, Kinds, Thing
 from rayjobs.azureml.substituted import SUBSTITUTED
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.injob.azureml import names
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 TOP = "azureml"
 _PIPELINES = "pipelines"  # the key of a sentence in `names.SENTENCES`

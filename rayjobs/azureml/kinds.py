@@ -15,7 +15,7 @@ from rayjobs.core.refusing import sentence_of
 from rayjobs.injob.azureml import names
 from rayjobs.injob.azureml.exceptions import NotProvidedError
 from rayjobs.injob.azureml.finder import load
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 
 class Thing(Enum):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import NotFoundError, UsageError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.target.targets import require
 from rayjobs.workspace.azure import AzureSettings
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import UsageError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 TIMED = ("time", "timeit")
 # Magics that only affect the display.

@@ -13,7 +13,7 @@ from rayjobs.azureml.signatures import Parameter, azure_class
 from rayjobs.core.refusing import sentence_of
 from rayjobs.injob.azureml import names
 from rayjobs.injob.azureml.finder import load
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 # Public by name in the wheels, but internal in practice: constants of loggers and of the REST
 # client, hooks that the SDK calls itself.

@@ -15,7 +15,7 @@ from rayjobs.cli.screen import Screen
 from rayjobs.cli.settings import Settings
 from rayjobs.core.errors import StoreError
 from rayjobs.core.text import duration_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.driver_log import last_lines

@@ -18,7 +18,7 @@ from rayjobs.cli.screen import Screen
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.summary import closing_line
 from rayjobs.core.errors import NotFoundError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import Job, JobLine, StepRow
 from rayjobs.results.log_lines import (
     FRESH_S,

@@ -37,7 +37,7 @@ from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.numbers import for_json
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import counted, duration_text, verb
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import name_of
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.requests import JobFilter

@@ -12,7 +12,7 @@ import click
 
 from rayjobs.cli.output import talk
 from rayjobs.core.errors import UsageError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace

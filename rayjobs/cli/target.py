@@ -16,7 +16,7 @@ from rayjobs.cli.settings import CommandList, Settings, common_options, json_opt
 from rayjobs.cli.target_limits import limit_options, limits, set_limits
 from rayjobs.cli.target_secrets import secret
 from rayjobs.core.text import counted, duration_text, size_text, verb
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from rayjobs.target.targets import TargetView

@@ -19,7 +19,7 @@ from rayjobs.core.text import duration_text
 from rayjobs.environments.building import POLL_S, Control
 from rayjobs.environments.packages_probe import PROBE
 from rayjobs.injob import container
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.plan import Bind, ContainerPlan
 from rayjobs.spec.requirements import LEAST_PYTHON

@@ -9,7 +9,7 @@ from dataclasses import field
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob import record_files
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 
 

@@ -22,7 +22,7 @@ from rayjobs.core.files import locked_if_free, write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.safe_delete import OwnFolder
 from rayjobs.environments.cache import key_of_build, sync_file_system
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 LOGIN = "login"  # folder with the registry login of a fetch, below the folder of the fetch
 FORMAT = 1  # increased when the same image must be unpacked differently

@@ -17,7 +17,7 @@ from pathlib import Path
 from rayjobs.containers.reference import DEFAULT_REGISTRY, Reference
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.files import write_atomic
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 FETCHERS = ("skopeo", "podman", "docker")
 BUILDERS = ("podman", "buildah")

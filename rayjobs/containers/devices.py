@@ -16,7 +16,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.plan import Bind, Link
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from rayjobs.environments.building import (
     run,
     tied_to_this_process,
 )
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.processes import MARKER_VARIABLE
 
 log = logging.getLogger(__name__)

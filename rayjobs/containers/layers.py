@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from rayjobs.core.text import GIB, counted, size_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec.container_files import TRANSPORTS
 
 _NAME = re.compile(

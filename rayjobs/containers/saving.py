@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.containers import sources
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 _KIND = "application/vnd.oci.image"
 _CHUNK = 2**20

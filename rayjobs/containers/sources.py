@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from rayjobs.containers.layers import MOST_BYTES, BadImageError, too_large, unreadable
 from rayjobs.core.text import size_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 JSON_LIMIT = 8 * 2**20  # bytes of a manifest or a configuration
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}

@@ -25,6 +25,7 @@ MOVED = {
     "rayjobs.failures": "rayjobs.core.failures",
     "rayjobs.injob.glooranks": "rayjobs.injob.gloo_ranks",
     "rayjobs.injob.hostmessages": "rayjobs.injob.host_messages",
+    "rayjobs.injob.lazydataclass": "rayjobs.injob.lazy_dataclass",
     "rayjobs.injob.parallelmessages": "rayjobs.injob.parallel_messages",
     "rayjobs.injob.recordfiles": "rayjobs.injob.record_files",
     "rayjobs.injob.urlmap": "rayjobs.injob.url_map",

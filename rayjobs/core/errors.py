@@ -42,7 +42,7 @@ from rayjobs.injob.azureml.exceptions import (
     SnapshotException,
     UserErrorException,
 )
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 
 class RayjobsError(AzureMLException):

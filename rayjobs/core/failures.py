@@ -7,7 +7,7 @@ from dataclasses import asdict, field
 from enum import StrEnum
 from typing import Any
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 
 class FailureClass(StrEnum):

@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 # The folder of this package, under the name it was imported by: a checkout contains links.
 PACKAGE = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ from dataclasses import field
 from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 ASIDE = ".removing-"
 _ASIDE_NAME = re.compile(r"\.removing-[0-9a-f]{16}-(.+)", re.DOTALL)

@@ -19,7 +19,7 @@ from rayjobs.datastore.data_input import DataInput
 from rayjobs.datastore.errors import DataNotFound, DatastoreError
 from rayjobs.datastore.manifest import FileEntry, Manifest
 from rayjobs.datastore.transfer import for_each
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from rayjobs.datastore.backends import StoredFile

@@ -23,7 +23,7 @@ from rayjobs.datastore.errors import (
     InvalidReference,
 )
 from rayjobs.datastore.refs import check_dataset_name
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Input, JobSpec

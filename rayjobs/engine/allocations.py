@@ -13,7 +13,7 @@ from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError
 from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.policy import NodeCapacity, Shape, take
 from rayjobs.protocol.agent import Cluster, NodeInfo, NotPlacedError
 from rayjobs.target.record import START_TIMEOUT_S

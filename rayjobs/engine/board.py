@@ -23,7 +23,7 @@ from rayjobs.core.errors import (
     UnreadableSpecError,
 )
 from rayjobs.core.folder_handle import FolderHandle
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.queue_records import Mark
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState

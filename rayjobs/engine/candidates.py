@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.board import QueueView, Served
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.queue_records import Durations
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState

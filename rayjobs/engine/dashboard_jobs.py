@@ -18,7 +18,7 @@ from typing import Any
 
 from rayjobs.core.clock import Clock
 from rayjobs.engine.board import QueueView, Served
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import Attempt, Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.policy import Decisions, Rule, summary

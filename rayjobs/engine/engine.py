@@ -23,7 +23,7 @@ from rayjobs.engine.pending_nodes import PendingNodes
 from rayjobs.engine.recovery import Recovery
 from rayjobs.engine.sweep_drivers import Drivers
 from rayjobs.engine.tidying import Tidying
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState

@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 
 from rayjobs.injob import container
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec.requirements import name_of
 
 FORMAT = 3  # increased when the format of stand-ins changes

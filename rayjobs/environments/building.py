@@ -20,7 +20,7 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import BUILD_LOG
 from rayjobs.core.text import duration_text
 from rayjobs.environments import tied
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.launch.leftovers import end_leftovers
 

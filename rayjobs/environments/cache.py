@@ -24,7 +24,7 @@ from typing import Any
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.environments.attempt_files import UsedEnvironment, UsedHorovod
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 RECORD = "rayjobs-environment.json"
 LOCK = "rayjobs-environment.lock.txt"

@@ -22,7 +22,7 @@ from typing import Any
 from rayjobs.core.errors import PrepareError
 from rayjobs.environments import conda_worker
 from rayjobs.environments.conda_task import CondaTask, CondaWork
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec.text import write_yaml
 
 _MARK = "# conda | "

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rayjobs.environments import settings
 from rayjobs.injob import container
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.plan import Bind, ContainerPlan
 
 _NODE_FILES = ("/etc/resolv.conf", "/etc/hosts")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.environments import settings
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec.requirements import LEAST_PYTHON
 
 _ASK = (

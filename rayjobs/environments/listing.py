@@ -13,7 +13,7 @@ from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.safe_delete import OwnFolder, Removed
 from rayjobs.environments import prune
 from rayjobs.environments.cache import KEY, RECORD, Cache
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 LEAST_KEY = 4  # minimum characters of a key that identify an environment
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rayjobs.core.errors import NotFoundError, StoreError
 from rayjobs.core.paths import ENVIRONMENT_LOCK
 from rayjobs.environments import condas
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec.requirements import name_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Protocol
 from rayjobs.core.files import locked_if_free
 from rayjobs.core.safe_delete import OwnFolder, Removed
 from rayjobs.environments.cache import KEY, RECORD, Cache, key_of_build
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 FOLDER = "environments"
 CACHE = "cache"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayjobs.environments.interpreter import Interpreter
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec import requirements
 
 FORMAT = 1  # increased when the same request must be resolved or built differently

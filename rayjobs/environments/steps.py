@@ -15,7 +15,7 @@ from rayjobs.environments.building import run
 from rayjobs.environments.cache import Cache
 from rayjobs.environments.inside import portable
 from rayjobs.environments.work import Work
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 

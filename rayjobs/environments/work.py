@@ -11,7 +11,7 @@ from typing import Any
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.environments.building import BuildLog, Control
 from rayjobs.environments.inside import Image
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec import requirements
 
 Tell = Callable[[str, Mapping[str, Any]], None]

@@ -18,7 +18,7 @@ from rayjobs.core.errors import NotFoundError, StoreError, UsageError
 from rayjobs.core.files import locked_if_free
 from rayjobs.core.safe_delete import Removed, original_name
 from rayjobs.core.text import verb
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.results import live_logs
 from rayjobs.results.resuming import PACKED
 from rayjobs.snapshots.pack import blob_key as snapshot_key

@@ -24,7 +24,7 @@ from rayjobs.injob import cgroups, record_files
 from rayjobs.injob.data_file import DataFile
 from rayjobs.injob.host_messages import HostFile
 from rayjobs.injob.identity import is_alive, stat_of
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import MessageError
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import LaunchPlan

@@ -11,7 +11,7 @@ from rayjobs.core.clock import SystemClock, to_text
 from rayjobs.core.durable import sync_folder
 from rayjobs.core.errors import NotFoundError, StoreError, UsageError
 from rayjobs.core.files import replacing, write_atomic
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.store import care
 from rayjobs.workspace import folder

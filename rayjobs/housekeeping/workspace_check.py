@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from rayjobs.core.errors import RayjobsError
 from rayjobs.core.ids import token
 from rayjobs.core.text import counted, duration_text, size_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.workspace.folder import OpenWorkspace
 
 Result = TypeVar("Result")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ if __name__ == "__main__":
     sys.path[:1] = [_package_home]
 
 from rayjobs.injob import kernel, views
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.namespace import Namespace
 from rayjobs.injob.plan import Bind, ContainerPlan

@@ -10,7 +10,7 @@ from typing import Any, Mapping, Optional, Protocol, Tuple
 
 from rayjobs.injob import record_files
 from rayjobs.injob.files import write_atomic
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.outcomes import EndReason, Outcome, reason_of_sentence
 from rayjobs.injob.rank_stack import RankStack

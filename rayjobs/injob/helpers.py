@@ -10,7 +10,7 @@ from typing import Mapping, Sequence
 
 from rayjobs.injob import detach, kernel, open_files, startup
 from rayjobs.injob.identity import Identity, identity_of, send_signal
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.rank_forker import RankForker
 from rayjobs.injob.wait_status import WaitStatus
 

@@ -8,7 +8,7 @@ from typing import Mapping, Optional, Tuple
 from rayjobs.injob import record_files
 from rayjobs.injob.answers import Answer
 from rayjobs.injob.identity import OfProcess
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.rank_stack import RankStack

@@ -7,7 +7,7 @@ import signal
 from typing import Any, Mapping, Optional, Union
 
 from rayjobs.injob import open_files
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 
 

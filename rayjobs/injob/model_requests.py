@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterable, Iterator, Mapping, Optional
 
 from rayjobs.injob import checkpoint, log_values
 from rayjobs.injob.azureml.exceptions import WrongTypeError, WrongValueError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.uploads import PART, clean_name
 

@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import Mapping, Optional
 
 from rayjobs.injob.answers import Answer
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 
 

@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
 from rayjobs.injob import kernel
 from rayjobs.injob.identity import Identity, identity_of, send_signal
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.processes import MARKER_VARIABLE
 

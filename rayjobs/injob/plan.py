@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 from rayjobs.injob import interfaces, record_files
 from rayjobs.injob.identity import Identity
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.views import Views

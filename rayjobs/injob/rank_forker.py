@@ -9,7 +9,7 @@ from dataclasses import field
 from typing import Callable, Iterable, Mapping
 
 from rayjobs.injob.ending import Ending
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.memory import MemoryLimit, ProcessLimit
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import LaunchPlan, RankPlan

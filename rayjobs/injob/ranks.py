@@ -13,7 +13,7 @@ from rayjobs.injob import detach, kernel, leaving, open_files, parallel_settings
 from rayjobs.injob.exit_record import RankExit
 from rayjobs.injob.host_messages import RankStatus
 from rayjobs.injob.identity import Identity, identity_of
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.log_cap import LogCap
 from rayjobs.injob.plan import LaunchPlan, RankPlan, expand
 from rayjobs.injob.tree import Tree

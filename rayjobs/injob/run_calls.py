@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, ClassVar, Dict, Generic, Mapping, Optional, Tuple, Type, TypeVar, get_args
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message, read_value
 
 SOCKET = "run.sock"

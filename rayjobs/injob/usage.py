@@ -18,7 +18,7 @@ from typing import Dict, List, Optional, Tuple
 from rayjobs.injob import cgroups, kernel, record_files
 from rayjobs.injob.exit_record import GpuUse, UsageRecord
 from rayjobs.injob.files import write_atomic
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.memory import proportional_bytes
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.injob.tree import Tree

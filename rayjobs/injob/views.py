@@ -21,7 +21,7 @@ if __name__ == "__main__":
     sys.path[:1] = [_package_home]
 
 from rayjobs.injob import kernel, namespace
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")

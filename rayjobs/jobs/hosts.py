@@ -7,7 +7,7 @@ from typing import Any
 
 from rayjobs.core.text import counted, size_text
 from rayjobs.injob.identity import MaybeOfProcess
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from rayjobs.core.text import counted, duration_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.states import JobState
 
 # Serial, attempt, priority, hold, not_before and changed_at of a queued job, with stored times: if

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rayjobs.core.failures import Failure
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.cancellation import Cancellation
 from rayjobs.jobs.states import JobState
 

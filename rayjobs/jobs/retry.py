@@ -15,7 +15,7 @@ from datetime import datetime
 
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.core.text import duration_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.outcomes import LONGEST_PAUSE_S, LOSSES, spends_budget
 from rayjobs.jobs.records import Attempt

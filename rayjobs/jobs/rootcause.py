@@ -11,7 +11,7 @@ from rayjobs.core.failures import Failure, FailureClass, signal_name
 from rayjobs.core.text import size_text
 from rayjobs.injob import stacks
 from rayjobs.injob.exit_record import ExitRecord, RankExit
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.jobs import tracebacks
 from rayjobs.jobs.data_facts import DataFacts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rayjobs.core.text import duration_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 # How often a target gives a sign of life, and after how long without one it counts as dead.
 BEAT_S = 3.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rayjobs.core.terminal import plain_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 MOST_LINES = 12
 LONGEST_LINE = 400

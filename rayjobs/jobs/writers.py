@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rayjobs.injob.identity import OfProcess, boot_id, is_alive, own_identity
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 MACHINE_ID = "/etc/machine-id"
 

@@ -15,7 +15,7 @@ from rayjobs.core.text import duration_text
 from rayjobs.injob import exit_record, record_files
 from rayjobs.injob.answers import Answer, StartAnswer
 from rayjobs.injob.identity import Identity, is_alive
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.warm_messages import WarmRequest, WarmStatus

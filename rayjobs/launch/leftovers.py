@@ -10,7 +10,7 @@ from pathlib import Path
 from rayjobs.injob import cgroups
 from rayjobs.injob.exit_record import Remaining
 from rayjobs.injob.identity import Identity, ProcessStat, boot_id, is_alive, send_signal
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.memory import remove_cgroups_of
 from rayjobs.injob.processes import children, descendants
 from rayjobs.injob.tree import Tree, as_remaining, cgroup_name

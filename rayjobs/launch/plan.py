@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rayjobs.core.paths import NodePaths, short_socket
 from rayjobs.injob import parallel_settings, url_map
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.plan import LaunchPlan, RankPlan
 from rayjobs.injob.rank import MAPPED_ON_PATH, ON_PATH
 from rayjobs.jobs.records import Job

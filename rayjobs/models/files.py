@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from rayjobs.core.errors import NotFoundError, UsageError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import Job, ModelFile, StoredFile
 from rayjobs.models import companions
 from rayjobs.results import checkpoints

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.files import replacing
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import torch

@@ -42,7 +42,7 @@ from rayjobs.environments.building import Control
 from rayjobs.environments.horovod import in_image, recipe
 from rayjobs.environments.inside import Image
 from rayjobs.injob import container as injob_container
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.plan import Bind, ContainerPlan, LaunchPlan, Limit, MemoryFolder
 from rayjobs.launch import openmpi
 from rayjobs.node.build_logs import store_build_log, store_file

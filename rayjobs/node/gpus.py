@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rayjobs.core.text import MIB, duration_text, size_text
 from rayjobs.injob.identity import is_alive
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.injob.processes import marker_of
 from rayjobs.node.hosts import host_of

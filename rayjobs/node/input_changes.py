@@ -17,7 +17,7 @@ from rayjobs.core.files import write_atomic
 from rayjobs.core.text import counted
 from rayjobs.data.events import ChangedFile, InputChanged, UnknownFile
 from rayjobs.datastore.looks import Change, Looking, Seen, changes
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message, read_value
 
 NAMED = 5

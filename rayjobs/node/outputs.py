@@ -23,7 +23,7 @@ from rayjobs.datastore.errors import DataExists, DatastoreError, DatastoreUnavai
 from rayjobs.datastore.progress import Progress, ProgressCallback
 from rayjobs.injob import open_files
 from rayjobs.injob.data_file import AttemptOutput, DataFile, OutputDestination
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.node import data_record
 from rayjobs.node.data_record import DataRecord
 from rayjobs.node.folder_datastores import LOCAL, Reaches, check_folders

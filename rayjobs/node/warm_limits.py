@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rayjobs.core.text import GIB
 from rayjobs.injob.identity import Identity, is_alive
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 MOST = 6  # in addition to the one of the target's own Python
 MEMORY_SHARE = 0.25  # of the machine's memory

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import RayjobsError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import StepRow
 from rayjobs.pipelines.reuse import PACKAGES, changed_packages
 

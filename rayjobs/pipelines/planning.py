@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.core import ids
 from rayjobs.core.errors import CannotBePlacedError, NotFoundError, Problem, SpecError
 from rayjobs.data.pins import unknown_variables
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.run_filter import STEP_OF
 from rayjobs.pipelines.graph import DEFAULT_DESTINATION, Edge, Graph, looked_at
 from rayjobs.pipelines.reuse import (

@@ -11,7 +11,7 @@ from typing import Any
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.text import duration_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.pipelines.drawing import glyph_of
 from rayjobs.pipelines.views import StepView, critical_path
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.data import made
 from rayjobs.data.arguments import SAVED
 from rayjobs.datastore.data_input import DataInput
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec.model import JobSpec
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from rayjobs.core.store_address import without_address
 from rayjobs.core.text import counted
 from rayjobs.datastore.backends import open_backend
 from rayjobs.datastore.errors import DatastoreError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import PublishedRecord, ScheduleRecord
 from rayjobs.pipelines.published import run_published
 from rayjobs.pipelines.recurrence import recurrence_of

@@ -12,7 +12,7 @@ from rayjobs.data.arguments import DataArguments, Keep, is_data
 from rayjobs.datastore.abstract_dataset import AbstractDataset
 from rayjobs.datastore.outputs import OutputAsInput, OutputFileDatasetConfig
 from rayjobs.datastore.refs import DataPathComputeBinding, DataReference
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.pipelines.data import (
     InputPortBinding,
     PipelineData,

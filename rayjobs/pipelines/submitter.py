@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.core.errors import RayjobsError, UsageError
 from rayjobs.core.text import counted
 from rayjobs.core.users import user_name
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import Pipeline
 from rayjobs.jobs.states import JobState
 from rayjobs.pipelines.planning import Packer, PlannedRun, new_step, plan

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rayjobs.core.errors import Problem
 from rayjobs.core.text import GIB, counted, size_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.policy.node_types import NodeTypes
 from rayjobs.spec.model import JobSpec
 

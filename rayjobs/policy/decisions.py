@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.policy.records import Preempt, Reservation, Rule, Running, Situation, Start, Waiting
 from rayjobs.policy.reserving import Kept
 from rayjobs.policy.shapes import NodeCapacity

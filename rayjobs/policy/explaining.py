@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from rayjobs.core.text import counted, duration_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.policy.deciding import decide
 from rayjobs.policy.decisions import Decisions
 from rayjobs.policy.durations import LIMITS, as_running, worst_duration_s

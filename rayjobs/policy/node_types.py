@@ -10,7 +10,7 @@ from typing import Any
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.numbers import is_number, is_whole
 from rayjobs.core.text import counted
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 # The label with Ray's node type, also for nodes that have not started.
 TYPE_LABEL = "ray.io/node-group"

@@ -11,7 +11,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.policy.shapes import NodeCapacity, Shape
 
 # How much waiting a level of priority is worth; see `Limits.aging_s`.

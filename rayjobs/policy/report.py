@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.queue_records import Prediction, QueueRow, Usage
 
 # A shorter wait counts as this long: twice a wait of zero is meaningless.

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.policy.durations import latest_end_s, likely_end_s, source_of
 from rayjobs.policy.records import Reservation, Running, Waiting
 from rayjobs.policy.shapes import NodeCapacity, Shape, take

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from rayjobs.core.errors import RayjobsError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.policy import Shape
 from rayjobs.protocol.calls import Answer, Asked, Call
 

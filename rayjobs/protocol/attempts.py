@@ -7,7 +7,7 @@ from dataclasses import field
 
 from rayjobs.injob.data_file import Registration
 from rayjobs.injob.identity import Identity
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.plan import LaunchPlan, Relay
 

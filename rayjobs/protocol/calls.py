@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from rayjobs.injob.exit_record import ExitRecord
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import EndCause
 from rayjobs.injob.rank_stack import RankStack

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rayjobs.core.errors import RayjobsError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 # The key in a record's metadata that names its target. Records without it are left alone.
 TARGET_KEY = "rayjobs_target"

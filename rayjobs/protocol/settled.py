@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rayjobs.injob.exit_record import ExitRecord
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 
 

@@ -15,7 +15,7 @@ from dataclasses import make_dataclass
 from functools import cache
 from typing import Any, cast, get_origin
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.store.base import Store
 from rayjobs.workspace import plain
 from rayjobs.workspace.users import Role

@@ -21,7 +21,7 @@ from typing import Any
 from rayjobs.core.errors import NotFoundError, StorageFullError, StoreError
 from rayjobs.core.ids import token
 from rayjobs.injob.checkpoint import MANIFEST, VERSION
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import StoredFile
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import BlobStore

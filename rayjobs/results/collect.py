@@ -28,7 +28,7 @@ from rayjobs.core.paths import (
 from rayjobs.core.text import counted
 from rayjobs.injob import open_files
 from rayjobs.injob.checkpoint import MANIFEST
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.metrics_file import METRIC_KINDS, MOST_BYTES, MOST_RANK_FILES, read_batch
 from rayjobs.injob.record_files import MOST_RECORD_BYTES, UnusableFileError
 from rayjobs.injob.uploads import PART

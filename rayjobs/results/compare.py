@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.core.errors import NotFoundError, SnapshotError
 from rayjobs.data.pins import inputs_read
 from rayjobs.datastore.errors import DatastoreError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.results.metrics import Series, series, summaries
 from rayjobs.results.values import named_arguments
 from rayjobs.snapshots import git

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.results.driver_log import CHUNK_BYTES
 from rayjobs.results.log_times import RankTimes
 from rayjobs.results.logs import Logs, Part

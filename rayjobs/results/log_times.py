@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob import record_files
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.results.driver_log import holes, marker
 
 SHORT_S = 2.0

@@ -20,7 +20,7 @@ from rayjobs.core.paths import (
     driver_log_name,
 )
 from rayjobs.injob.identity import boot_id
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results import driver_log, live_logs, log_times, merged_logs

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.log_values import number_of
 from rayjobs.injob.metrics_file import METRIC_KINDS, LoggedRecord, combine, stored_value
 from rayjobs.jobs.records import MetricPoint

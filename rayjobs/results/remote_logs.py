@@ -9,7 +9,7 @@ from contextlib import closing
 
 from rayjobs.core.errors import UnreachableError
 from rayjobs.core.text import size_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.results.log_times import RankTimes
 from rayjobs.workspace.connection import AGAIN_S, AWAY_S, Connection
 from rayjobs.workspace.http_messages import LogPiece, LogTimes

@@ -27,7 +27,7 @@ from rayjobs.core.errors import (
 )
 from rayjobs.core.text import counted
 from rayjobs.injob import checkpoint as injob_checkpoint
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.results import checkpoints
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import Blob, BlobStore, blob_key

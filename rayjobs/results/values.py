@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.core.errors import UsageError
 from rayjobs.core.failures import FailureClass
 from rayjobs.core.units import parse_duration
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import name_of
 from rayjobs.jobs.states import JobState
 

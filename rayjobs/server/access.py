@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rayjobs.core.errors import RayjobsError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.server.workers import with_token
 from rayjobs.store.base import Store
 from rayjobs.workspace import plain, users

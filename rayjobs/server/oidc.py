@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import jwt
 
 from rayjobs.core.errors import UnreachableError, UsageError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.server.access import Refusal
 from rayjobs.store.base import Store
 from rayjobs.workspace import users

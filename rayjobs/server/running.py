@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rayjobs.core.errors import UsageError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.workspace import server_choice
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.users import role_of

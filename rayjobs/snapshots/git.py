@@ -27,7 +27,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from rayjobs.core.files import write_atomic
 from rayjobs.core.text import duration_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.snapshots.own_records import read_start
 from rayjobs.snapshots.secrets_found import holds_secret, is_secret_name, is_sensitive_word
 

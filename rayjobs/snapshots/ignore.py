@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from rayjobs.core.errors import SnapshotError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.snapshots.secrets_found import is_secret_name
 
 # Only the first that exists counts. Source: Azure ML SDK v1 for the last two.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.text import MIB
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 SIZE_VARIABLE = "RAYJOBS_SNAPSHOT_LIMIT_MIB"
 FILES_VARIABLE = "RAYJOBS_SNAPSHOT_LIMIT_FILES"

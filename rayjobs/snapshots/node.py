@@ -15,7 +15,7 @@ from rayjobs.core.errors import PrepareError, SnapshotError
 from rayjobs.core.files import locked, write_atomic
 from rayjobs.injob import open_files
 from rayjobs.injob.identity import boot_id
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.snapshots.limits import UNPACK_LIMITS, Limits
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from rayjobs.core.errors import SnapshotError, StoreFullError
 from rayjobs.core.text import size_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.snapshots.ignore import LeftOut, read_rules
 from rayjobs.snapshots.limits import Limits, limits_from_environment
 from rayjobs.snapshots.own_records import read_start

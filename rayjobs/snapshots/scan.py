@@ -18,7 +18,7 @@ from rayjobs.core.errors import SnapshotError
 from rayjobs.core.hiding import hiding
 from rayjobs.core.paths import VENDORED
 from rayjobs.core.text import MIB, counted, size_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.snapshots.ignore import (
     ENVIRONMENT_SIGNS,
     IGNORE_FILES,

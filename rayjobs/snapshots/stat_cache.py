@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rayjobs.core.files import write_atomic
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.snapshots.scan import Scan
 
 FORMAT = 1

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.text import MIB, counted, size_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.snapshots.ignore import LeftOut
 from rayjobs.snapshots.scan import Kind, printable
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import Problem, SpecError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec import requirements
 from rayjobs.spec.text import parse_yaml
 

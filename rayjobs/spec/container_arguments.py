@@ -8,7 +8,7 @@ from dataclasses import field, replace
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.units import parse_size
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 UNLIMITED = -1
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

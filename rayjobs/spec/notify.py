@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 ENDS = ("ended", "completed", "failed", "canceled")
 FORM = "a web address (https://…) or a mailbox (ada@example.org), after `failed=` or the like"

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec import conda, requirements
 from rayjobs.spec.curated import is_base_image
 from rayjobs.spec.model import JobSpec, Packages, Substitute

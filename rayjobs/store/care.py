@@ -19,7 +19,7 @@ from rayjobs.core.errors import (
     UsageError,
 )
 from rayjobs.core.text import duration_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.store import dropped
 from rayjobs.store.dropped import Dropped
 from rayjobs.store.filesystem import SHARED, file_system_of

@@ -9,7 +9,7 @@ from dataclasses import field
 from pathlib import Path
 
 from rayjobs.core.clock import SystemClock, to_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.events import Restored
 from rayjobs.jobs.states import FINAL
 from rayjobs.store.transitions import INSERT_EVENT

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.durable import sync_folder
 from rayjobs.core.errors import NotFoundError, StoreError, StoreVersionError, UsageError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.store import care
 from rayjobs.store.postgres import MOVED, Connection, PostgresDatabase
 from rayjobs.store.schema import VERSION, bring_up_to_date, version_of

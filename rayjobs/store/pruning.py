@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from rayjobs.core.text import counted, verb
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.events import Pruned
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.spec.sources import OUTPUT, output_of

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import UsageError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:  # importing pydantic would dominate the time of a listing

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rayjobs.core.errors import StoreLostError
 from rayjobs.injob.identity import boot_id
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 ENDING = "-serial"
 # Numbers of events are never reused, even after a prune.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import Problem, RayjobsError
 from rayjobs.datastore.credentials import AWS_KEYS
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.target.local_head import is_kept, proxies_with_password
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rayjobs.core.errors import Problem, RayjobsError, SpecError
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.text import counted, size_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.workspace import server_choice
 
 FILE = "rayjobs.yaml"

@@ -20,7 +20,7 @@ from rayjobs.core.errors import (
 )
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.users import user_name
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import INTERACTIVE, Job
 from rayjobs.spec.model import DEFAULT_UMASK, JobSpec
 from rayjobs.store.requests import NewJob

@@ -23,7 +23,7 @@ from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import VENDORED
 from rayjobs.environments import condas, locks, settings
 from rayjobs.environments.building import MOST_LINES, hidden
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec import requirements
 from rayjobs.spec.model import Packages
 from rayjobs.spec.text import write_yaml

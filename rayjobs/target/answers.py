@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from rayjobs.injob.answers import Answer
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.rank_stack import RankStack
 from rayjobs.injob.session_steps import SessionReply

@@ -12,7 +12,7 @@ from pathlib import Path
 from rayjobs.core.errors import TargetError
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.paths import home as default_home
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.target.local_head import LOCAL
 from rayjobs.target.reach import check_reachable
 from rayjobs.target.record import load_target

@@ -15,7 +15,7 @@ from typing import Self
 from rayjobs.core.files import is_locked, locked_if_free, read_message, write_message
 from rayjobs.core.paths import TargetPaths
 from rayjobs.injob.identity import Identity, OfProcess, is_alive, send_signal
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 
 

@@ -17,7 +17,7 @@ from rayjobs.core.errors import TargetError
 from rayjobs.core.files import read_json, read_message, write_private
 from rayjobs.core.paths import PACKAGE, TargetPaths, runtime_dir
 from rayjobs.injob.identity import Identity, identity_of, is_alive, stat_of
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.injob.processes import all_pids, descendants
 from rayjobs.target.machine import LocalSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.text import MIB
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 # Ray refuses a store below 75 MiB; ours carries only a few small messages.
 SMALLEST_STORE = 80 * MIB

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rayjobs.core.errors import UsageError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.target.local_head import LOCAL
 
 CONTAINMENT = "RAYJOBS_HOLD"

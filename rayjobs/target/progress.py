@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 
 

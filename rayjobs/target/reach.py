@@ -8,7 +8,7 @@ import time
 
 from rayjobs.core.errors import TargetError
 from rayjobs.core.text import duration_text
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 LIMIT_S = 5.0
 # The beginning of HTTP/2 (RFC 9113, 3.4) and an empty SETTINGS frame. A gRPC server answers with

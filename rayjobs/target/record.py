@@ -10,7 +10,7 @@ from pathlib import Path
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.files import read_json, write_private
 from rayjobs.core.paths import TargetPaths
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.policy.node_types import NodeTypes
 from rayjobs.target.local_head import LOCAL
 

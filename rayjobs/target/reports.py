@@ -7,7 +7,7 @@ from typing import Self
 
 from rayjobs.core.files import read_message, write_atomic
 from rayjobs.core.paths import TargetPaths
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.target.answers import NodeStatus
 

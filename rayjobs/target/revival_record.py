@@ -7,7 +7,7 @@ from typing import Any, Self
 from rayjobs.core.files import read_message, write_message
 from rayjobs.core.paths import TargetPaths
 from rayjobs.injob.identity import MaybeOfProcess
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 
 

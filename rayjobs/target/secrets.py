@@ -18,7 +18,7 @@ from rayjobs.core.files import locked, write_private
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.text import size_text
 from rayjobs.datastore.credentials import AWS_KEYS
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 FILE = "secrets.json"
 MOST_BYTES = 64 * 2**10

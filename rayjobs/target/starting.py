@@ -14,7 +14,7 @@ from rayjobs.core.files import locked, write_private
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.text import duration_text
 from rayjobs.core.version import __version__
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.target import elsewhere, keeper_state, local_head, stop_record, wake_client
 from rayjobs.target.answers import WakeAnswer
 from rayjobs.target.machine import LocalSettings

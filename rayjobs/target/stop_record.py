@@ -10,7 +10,7 @@ from dataclasses import replace
 from rayjobs.core import ids
 from rayjobs.core.files import locked_if_free, read_message, write_message
 from rayjobs.core.paths import TargetPaths
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.target.reach import UnreachedError
 from rayjobs.target.stopping import StopRefusedError

@@ -22,7 +22,7 @@ from rayjobs.core.paths import TargetPaths, runtime_dir
 from rayjobs.core.text import counted
 from rayjobs.injob.answers import Answer
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.processes import all_pids, descendants, marked
 from rayjobs.injob.warm_messages import WarmRequest
 from rayjobs.target import local_head, wake_client

@@ -15,7 +15,7 @@ from rayjobs.core.errors import TargetError, UsageError
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.text import duration_text
 from rayjobs.injob.identity import Identity, send_signal
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.policy.capacity import Capacity, NodeShape
 from rayjobs.policy.node_types import NodeTypes, read_cluster_file

@@ -28,7 +28,7 @@ from rayjobs.core.files import (
     write_private,
 )
 from rayjobs.injob.identity import Identity, is_alive, own_identity
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.target.keeper_state import leave_caller
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError, TargetError
 from rayjobs.core.text import counted, verb
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.requests import JobFilter

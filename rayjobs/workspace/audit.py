@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.clock import to_text
 from rayjobs.core.errors import UsageError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.workspace.users import (
     AUDIT,
     HTTP_AUDIT,

@@ -24,7 +24,7 @@ from rayjobs.core.errors import (
 from rayjobs.core.files import replacing
 from rayjobs.core.ids import token
 from rayjobs.core.safe_delete import OwnFolder, Removed
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 CHUNK_BYTES = 1 << 20
 TEMPORARY = ".tmp"

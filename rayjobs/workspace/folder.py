@@ -19,7 +19,7 @@ from rayjobs.core.errors import NotFoundError, StoreError, StoreVersionError, Us
 from rayjobs.core.files import locked, read_json, write_atomic
 from rayjobs.core.ids import token
 from rayjobs.injob import url_map
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.workspace import registrations, server_choice
 from rayjobs.workspace.azure import AzureSettings

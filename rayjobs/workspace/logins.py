@@ -8,7 +8,7 @@ from pathlib import Path
 from rayjobs.core import paths
 from rayjobs.core.errors import UsageError
 from rayjobs.core.files import write_atomic
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

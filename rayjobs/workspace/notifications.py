@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from rayjobs.core.clock import SystemClock, from_text, to_text
 from rayjobs.core.errors import NotFoundError, UsageError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec.notify import Receiver
 
 if TYPE_CHECKING:

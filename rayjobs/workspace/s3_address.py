@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 from rayjobs.core.errors import UsageError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message, MessageError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import StoreError, UsageError
 from rayjobs.core.ids import token
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.workspace import folder
 from rayjobs.workspace.folder import FolderRecord, OpenWorkspace, WorkspaceFiles
 from rayjobs.workspace.s3_address import S3Address

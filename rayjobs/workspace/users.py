@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.core.clock import from_text, to_text
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.ids import token as random_name
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from rayjobs.store.base import Store

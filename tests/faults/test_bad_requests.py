@@ -17,7 +17,7 @@ import pytest
 from rayjobs.engine.wake_server import WakeServer
 from rayjobs.injob import control, warm_loop
 from rayjobs.injob.answers import Answer
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.lines import Asker, LineServer
 from rayjobs.injob.messages import Message
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from rayjobs.core.errors import Problem
 from rayjobs.core.numbers import is_whole
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.tuning.errors import SweepError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.trials import TrialRecord

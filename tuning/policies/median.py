@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Set
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.policies.base import Policy, Stop, shown, stop_diverged
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 
 from rayjobs.core.errors import Problem
 from rayjobs.core.numbers import is_whole
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.policies.base import Policy, Stop, shown
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from rayjobs.core.errors import Problem
 from rayjobs.core.numbers import is_whole
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.tuning.errors import SweepError, joined
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.space import SearchSpace, parse_space

@@ -19,7 +19,7 @@ from rayjobs.engine.attempt.record import AttemptRecord
 from rayjobs.engine.board import Served
 from rayjobs.injob import open_files
 from rayjobs.injob.exit_record import ExitRecord
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs import retry, rootcause
 from rayjobs.jobs.outcomes import NODE_LOST, failure_class

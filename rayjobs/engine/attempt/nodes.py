@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rayjobs.injob.identity import boot_id
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.hosts import HostFacts, HostRecord
 from rayjobs.jobs.records import Job
 from rayjobs.protocol.attempts import AttemptOnNode, Launched

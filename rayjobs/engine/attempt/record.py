@@ -15,7 +15,7 @@ from rayjobs.core.errors import RayjobsError, StoreError
 from rayjobs.core.failures import Failure
 from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.outcomes import final_state
 from rayjobs.jobs.records import Attempt, Job, ModelDraft, ModelRefusal

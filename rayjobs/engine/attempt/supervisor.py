@@ -34,7 +34,7 @@ from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.attempt.record import AttemptRecord
 from rayjobs.engine.board import Served
 from rayjobs.injob.exit_record import ExitRecord
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.jobs.events import AgentLost
 from rayjobs.jobs.outcomes import NODE_LOST

@@ -6,7 +6,7 @@ import mmap
 from functools import lru_cache
 from pathlib import Path
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 # The library names one of these only if it was built to exchange tensors on a GPU: with NCCL (or
 # AMD's RCCL), or with only CUDA or HIP, where MPI exchanges them.

@@ -32,7 +32,7 @@ from rayjobs.environments.inside import Image
 from rayjobs.environments.steps import Steps, cannot_be_kept
 from rayjobs.environments.work import Work
 from rayjobs.injob import container
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 FORMAT = 1  # increase it when the same Horovod must be built differently
 PACKAGES = "packages"

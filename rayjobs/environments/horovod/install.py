@@ -20,7 +20,7 @@ from rayjobs.core.files import locked, locked_if_free, write_atomic
 from rayjobs.environments import settings
 from rayjobs.environments.horovod import builds, needs, recipe
 from rayjobs.environments.settings import find_uv
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 DEPENDENCIES = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi>=1.4.0")
 _BUILD_TOOLS = ("pip", "setuptools", "wheel", "packaging", "cloudpickle")

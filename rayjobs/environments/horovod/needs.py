@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 OLDEST_CMAKE = (3, 21)  # the first version that reads CMAKE_TOOLCHAIN_FILE from the environment
 _ASK_S = 120.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from rayjobs.core.errors import RayjobsError
 from rayjobs.housekeeping.verify_resume import tensors
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import MetricPoint
 from rayjobs.results import metrics
 from rayjobs.results.checkpoints import StoredCheckpoint

@@ -14,7 +14,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import counted
 from rayjobs.injob import checkpoint
 from rayjobs.injob.identity import boot_id, identity_of, send_signal
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.metrics_file import LoggedRecord, read_batch
 from rayjobs.jobs.records import Attempt, MetricPoint
 from rayjobs.launch import hostclient

@@ -20,7 +20,7 @@ from rayjobs.housekeeping.verify_resume.compare import (
     weights,
 )
 from rayjobs.housekeeping.verify_resume.kills import Hunter, Kill, Pace, choose, pace_of, restarts
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results import checkpoints, resuming

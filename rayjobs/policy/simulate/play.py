@@ -9,7 +9,7 @@ from dataclasses import field, replace
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.text import counted
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.policy import (
     Decisions,
     Limits,

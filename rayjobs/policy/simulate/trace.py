@@ -12,7 +12,7 @@ from typing import Any
 
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.units import parse_duration
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 _FOLDER = Path(__file__).parent / "traces"
 _REQUIRED = ("submit", "duration")

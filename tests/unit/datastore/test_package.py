@@ -48,7 +48,7 @@ def test_import_loads_no_heavy_or_job_module() -> None:
         "after_import",
         "files",
         "identity",
-        "lazydataclass",
+        "lazy_dataclass",
         "messages",
         "open_files",
         "text",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.server.own_view import OTHER, own_status, own_view
 from rayjobs.target.answers import (
     AllocationStatus,

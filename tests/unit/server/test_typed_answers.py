@@ -20,7 +20,7 @@ from rayjobs.core.errors import (
     UsageError,
 )
 from rayjobs.datastore.errors import DataNotFound
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 from rayjobs.policy.capacity import Capacity
 from rayjobs.server import access

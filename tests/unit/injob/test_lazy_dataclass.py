@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def test_a_class_of_a_program_is_pickled_by_value_and_stays_whole(tmp_path: Path
     program.write_text(
         "import sys\n"
         "from ray import cloudpickle\n"
-        "from rayjobs.injob.lazydataclass import dataclass\n"
+        "from rayjobs.injob.lazy_dataclass import dataclass\n"
         "@dataclass(frozen=True)\n"
         "class A:\n"
         "    x: int\n"
