@@ -8,21 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from rayjobs.core import ids
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.injob.lazydataclass import dataclass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import FINAL, JobState
-from rayjobs.store import transitions
 from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
 from rayjobs.store.references import refuse_removed
 from rayjobs.store.requests import NewJob
-from rayjobs.store.rows import (
-    cancellation_text,
-    failure_of,
-    failure_text,
-    job_of,
-    same_submit,
-    to_json,
-)
+from rayjobs.store.rows import failure_of, job_of, same_submit, to_json
 
 KIND = "array"
 
@@ -76,58 +69,52 @@ WHERE id = :parent AND kind IN ('array', 'pipeline')
 """
 
 
-class ArrayEnds(Part):
-    """Updates an array after a change of a member, in the same transaction."""
+@dataclass(frozen=True)
+class ArrayEnd:
+    """How an array ends, all of whose members have ended.
 
-    def _parent_placed(self, connection: sqlite3.Connection, member: sqlite3.Row, now: str) -> None:
-        if member["parent"] is not None:
-            connection.execute(PLACED, {"parent": member["parent"], "now": now})
+    Attributes:
+        array: Its row, before its end.
+        counts: How many members ended in which state, as text.
+    """
 
-    def _parent_started(
-        self, connection: sqlite3.Connection, member: sqlite3.Row, now: str
-    ) -> None:
-        if member["parent"] is not None:
-            connection.execute(STARTED, {"parent": member["parent"], "now": now})
+    array: sqlite3.Row
+    state: JobState
+    failure: Failure | None
+    counts: str
 
-    def _array_ended(self, connection: sqlite3.Connection, member: sqlite3.Row, now: str) -> None:
-        """End the array of a member that has ended, if it was the last one."""
-        if member["array_index"] is None:
-            return
-        parent = {"parent": member["parent"]}
-        if connection.execute(ANY_UNFINISHED, parent).fetchone() is not None:
-            return
-        array = connection.execute("SELECT * FROM jobs WHERE id = :parent", parent).fetchone()
-        if array is None or JobState(array["state"]).is_final:
-            return
-        counts = {
-            JobState(row["state"]): int(row["n"]) for row in connection.execute(COUNTS, parent)
-        }
-        state, failure = JobState.COMPLETED, None
-        if counts.get(JobState.FAILED):
-            state = JobState.FAILED
-            failure = _cause(connection.execute(FAILED, parent).fetchall(), sum(counts.values()))
-        elif counts.get(JobState.CANCELED):
-            state = JobState.CANCELED
-        reason = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
-        cancellation = None
-        if state is JobState.CANCELED and array["cancel_requested_at"] is not None:
-            cancellation = self._cancellation(connection, array["id"], remarks=reason)
-            reason = cancellation.sentence
-        values = {
-            "job": array["id"],
-            "attempt": array["attempt"],
-            "now": now,
-            "reason": reason,
-            "cancellation": cancellation_text(cancellation),
-            "failure": failure_text(failure),
-        }
-        old = JobState(array["state"])
-        if state is JobState.COMPLETED and old is JobState.RUNNING:
-            connection.execute(transitions.MOVE_TO_FINALIZING, {**values, "reason": ""})
-            self._state_event(connection, array["id"], old, JobState.FINALIZING, now=now, attempt=0)
-            old = JobState.FINALIZING
-        connection.execute(transitions.ENDS[state], values)
-        self._state_event(connection, array["id"], old, state, now=now, attempt=0, reason=reason)
+
+def note_placed(connection: sqlite3.Connection, job: sqlite3.Row, now: str) -> None:
+    """Note the first placement of a parent's jobs, after that of one of them."""
+    if job["parent"] is not None:
+        connection.execute(PLACED, {"parent": job["parent"], "now": now})
+
+
+def note_started(connection: sqlite3.Connection, job: sqlite3.Row, now: str) -> None:
+    """Note the first start of a parent's jobs, after that of one of them."""
+    if job["parent"] is not None:
+        connection.execute(STARTED, {"parent": job["parent"], "now": now})
+
+
+def end_of(connection: sqlite3.Connection, member: sqlite3.Row) -> ArrayEnd | None:
+    """Return the end of the array of a member that has ended; None unless it was the last one."""
+    if member["array_index"] is None:
+        return None
+    parent = {"parent": member["parent"]}
+    if connection.execute(ANY_UNFINISHED, parent).fetchone() is not None:
+        return None
+    array = connection.execute("SELECT * FROM jobs WHERE id = :parent", parent).fetchone()
+    if array is None or JobState(array["state"]).is_final:
+        return None
+    counts = {JobState(row["state"]): int(row["n"]) for row in connection.execute(COUNTS, parent)}
+    state, failure = JobState.COMPLETED, None
+    if counts.get(JobState.FAILED):
+        state = JobState.FAILED
+        failure = _cause(connection.execute(FAILED, parent).fetchall(), sum(counts.values()))
+    elif counts.get(JobState.CANCELED):
+        state = JobState.CANCELED
+    text = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
+    return ArrayEnd(array, state, failure, text)
 
 
 def _cause(failed: Sequence[sqlite3.Row], total: int) -> Failure:

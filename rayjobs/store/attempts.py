@@ -23,7 +23,7 @@ from rayjobs.jobs.records import (
 from rayjobs.jobs.states import FINAL, LIVE, JobState
 from rayjobs.store import transitions
 from rayjobs.store.arrays import KIND as ARRAY
-from rayjobs.store.arrays import UNFINISHED_MEMBERS, ArrayEnds
+from rayjobs.store.arrays import UNFINISHED_MEMBERS, end_of, note_placed, note_started
 from rayjobs.store.interactive import RunEnds
 from rayjobs.store.models import refusals, register_all
 from rayjobs.store.pipelines import KIND as PIPELINE
@@ -65,7 +65,7 @@ ORDER BY serial LIMIT 1
 NEWEST_ATTEMPT = "SELECT * FROM attempts WHERE job = :job AND number = :attempt"
 
 
-class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
+class AttemptsPart(RunEnds, PipelineEnds):
     """Every change of a job's state, each conditional on the state and the attempt."""
 
     def start(
@@ -102,7 +102,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
                 now=now,
                 attempt=started["attempt"],
             )
-            self._parent_placed(connection, started, now)
+            note_placed(connection, started, now)
             return attempt_of(row)
 
     def move(
@@ -126,7 +126,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
                 return False
             if new is JobState.RUNNING:
                 connection.execute(transitions.ATTEMPT_STARTED, values)
-                self._parent_started(connection, self._row(connection, job_id), now)
+                note_started(connection, self._row(connection, job_id), now)
             self._state_event(connection, job_id, old, new, now=now, attempt=attempt, reason=reason)
         return True
 
@@ -395,6 +395,32 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
             self._array_ended(connection, row, now)
             self._step_ended(connection, row, now)
         return state
+
+    def _array_ended(self, connection: sqlite3.Connection, member: sqlite3.Row, now: str) -> None:
+        """End the array of a member that has ended, if it was the last one."""
+        end = end_of(connection, member)
+        if end is None:
+            return
+        array, state, reason = end.array, end.state, end.counts
+        cancellation = None
+        if state is JobState.CANCELED and array["cancel_requested_at"] is not None:
+            cancellation = self._cancellation(connection, array["id"], remarks=reason)
+            reason = cancellation.sentence
+        values = {
+            "job": array["id"],
+            "attempt": array["attempt"],
+            "now": now,
+            "reason": reason,
+            "cancellation": cancellation_text(cancellation),
+            "failure": failure_text(end.failure),
+        }
+        old = JobState(array["state"])
+        if state is JobState.COMPLETED and old is JobState.RUNNING:
+            connection.execute(transitions.MOVE_TO_FINALIZING, {**values, "reason": ""})
+            self._state_event(connection, array["id"], old, JobState.FINALIZING, now=now, attempt=0)
+            old = JobState.FINALIZING
+        connection.execute(transitions.ENDS[state], values)
+        self._state_event(connection, array["id"], old, state, now=now, attempt=0, reason=reason)
 
     # -- reading -----------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
 import importlib
 import importlib.metadata
@@ -247,3 +248,89 @@ def test_sql_reads_only_entries_of_events_that_a_class_has() -> None:
     text = "".join(one.read_text(encoding="utf-8") for one in files)
     read = re.findall(r"json_extract\(data, '\$\.(\w+)'\)", text)
     assert read == [one.name for one in dataclasses.fields(Resumed)]
+
+
+# Base classes with a single subclass: those that callers also create or name themselves. Any other
+# is one class written in two places: hold an object instead, or call functions.
+BASES_OF_ONE = {
+    "rayjobs.api.compute.ComputeTarget": "of Azure ML: programs create it by a target's name",
+    "rayjobs.api.environment.Environment": "of Azure ML: programs create it",
+    "rayjobs.api.estimators.Estimator": "of Azure ML: programs create it",
+    "rayjobs.cli.params.Names": "the type of parameters that do not name a job",
+    "rayjobs.injob.logging_run.Run": "of Azure ML: programs call Run(…) and Run.get_context()",
+    "rayjobs.injob.rank_stack.RankStack": "what a host sends; the target adds the node",
+    "rayjobs.injob.run_calls.RunRecord": "an answer of its own; another one adds details",
+    "rayjobs.pipelines.script_steps.PythonScriptStep": "of Azure ML: programs create it",
+    "rayjobs.tuning.config.HyperDriveConfig": "of Azure ML: programs create it",
+    "rayjobs.tuning.expressions.LogNormal": "a distribution; another one rounds its values",
+    "rayjobs.tuning.expressions.LogUniform": "a distribution; another one rounds its values",
+    "rayjobs.tuning.runs.HyperDriveRun": "of Azure ML: what a submitted sweep returns",
+    "rayjobs.workspace.http_messages.DatastoreFile": "an answer of its own; another is in lists",
+    "rayjobs.workspace.http_messages.TokenRow": "an answer of its own; another adds the secret",
+}
+
+
+def _modules(folder: Path, name: str) -> Iterator[tuple[str, ast.Module]]:
+    """Yield each module of the product by name; the folders of `rayjobs` may be links."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            yield from _modules(path, f"{name}.{path.name}")
+        elif path.suffix == ".py":
+            module = name if path.stem == "__init__" else f"{name}.{path.stem}"
+            yield module, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _classes() -> dict[str, tuple[str, ...]]:
+    """Return the full names of the bases of each class of the product, by its full name."""
+    classes: dict[str, list[ast.expr]] = {}
+    imported: dict[str, str] = {}  # the full name of what each module imports from another
+    for module, tree in _modules(ROOT / "rayjobs", "rayjobs"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                for alias in node.names:
+                    name = f"{module}.{alias.asname or alias.name}"
+                    imported[name] = f"{node.module}.{alias.name}"
+            elif isinstance(node, ast.ClassDef):
+                classes[f"{module}.{node.name}"] = node.bases
+
+    def full_name(name: str) -> str:
+        while name not in classes and name in imported:
+            name = imported[name]
+        prefix, _, last = name.rpartition(".")
+        return f"{imported.get(prefix, prefix)}.{last}"
+
+    return {
+        name: tuple(full_name(f"{name.rpartition('.')[0]}.{_written(base)}") for base in bases)
+        for name, bases in classes.items()
+    }
+
+
+def _written(base: ast.expr) -> str:
+    """Return the name of a base as it is written, without its parameters."""
+    return ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
+
+
+def test_a_base_class_has_several_subclasses() -> None:
+    bases = _classes()
+    subclasses: dict[str, list[str]] = {}
+    for name, above in bases.items():
+        for base in above:
+            subclasses.setdefault(base, []).append(name)
+
+    def is_error(name: str) -> bool:
+        if name in bases:
+            return any(is_error(base) for base in bases[name])
+        kind = getattr(builtins, name.rpartition(".")[2], None)
+        return isinstance(kind, type) and issubclass(kind, BaseException)
+
+    found = {
+        name
+        for name, below in subclasses.items()
+        if len(below) == 1
+        and name in bases
+        and not is_error(name)
+        # The parts of the store, and the protocols that others implement without inheriting.
+        and below != ["rayjobs.store.sql.SqlStore"]
+        and not any(base.endswith(".Protocol") for base in bases[name])
+    }
+    assert found == set(BASES_OF_ONE)
