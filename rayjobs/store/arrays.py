@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rayjobs.core import ids
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
-from rayjobs.injob.lazydataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.names import next_name
