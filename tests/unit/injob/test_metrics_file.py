@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayjobs.injob.metrics_file import MAX_LINE, Appender, LoggedRecord, read_all, read_batch
+from rayjobs.injob.metrics_file import (
+    MAX_LINE,
+    MOST_BYTES,
+    Appender,
+    LoggedRecord,
+    read_all,
+    read_batch,
+)
 
 
 def line(value: object, name: str = "m") -> bytes:
@@ -53,6 +60,17 @@ def test_a_line_without_end_is_damage_and_costs_little_memory(tmp_path: Path) ->
     path = tmp_path / "rank-0.jsonl"
     path.write_bytes(b"x" * (2 * MAX_LINE) + b"\n" + line(1))
     assert [record.value for record in read_all(str(path))] == [1]
+
+
+def test_nothing_is_read_beyond_the_size_limit(tmp_path: Path) -> None:
+    """Otherwise a sparse file that a script has made occupies its node for minutes."""
+    path = tmp_path / "rank-0.jsonl"
+    with path.open("wb") as file:
+        file.seek(MOST_BYTES)
+        file.write(line(1))
+    assert read_batch(str(path), MOST_BYTES) == ([], MOST_BYTES)
+    path.write_bytes(line(1))
+    assert len(read_batch(str(path), 0)[0]) == 1
 
 
 def test_no_file_has_no_records(tmp_path: Path) -> None:
