@@ -138,15 +138,19 @@ def sweep(results: Path, trials: int) -> None:
 def rank_after(job: str, line: str) -> int:
     """Return the pid of the job's script once it has printed `line`."""
     end = time.monotonic() + PATIENCE_S
+    host: dict[str, Any] = {}
     while time.monotonic() < end:
-        shown: dict[str, Any] = json.loads(ask("show", job, "--json"))
-        hosts = [host for attempt in shown["attempts"] for host in attempt["hosts"]]
-        if hosts and "pid" in hosts[-1]:
-            log = Path(hosts[-1]["root"]) / "log" / "driver_0.log"
-            if log.exists() and line in log.read_text():
-                children = Path(f"/proc/{hosts[-1]['pid']}/task/{hosts[-1]['pid']}/children")
-                return int(children.read_text().split()[0])
-        time.sleep(0.1)
+        if "pid" not in host:
+            shown: dict[str, Any] = json.loads(ask("show", job, "--json"))
+            hosts = [one for attempt in shown["attempts"] for one in attempt["hosts"]]
+            host = hosts[-1] if hosts else {}
+            continue
+        # Without another command: an epoch may take less time than one does.
+        log = Path(host["root"]) / "log" / "driver_0.log"
+        if log.exists() and line in log.read_text():
+            children = Path(f"/proc/{host['pid']}/task/{host['pid']}/children")
+            return int(children.read_text().split()[0])
+        time.sleep(0.02)
     raise SystemExit(f"{job} never printed {line!r}")
 
 

@@ -80,7 +80,7 @@ def test_a_mapping_of_a_workspace_replaces_an_address(workspace: Workspace, tmp_
     table = Dataset.Tabular.from_delimited_files(url)
     assert table.to_pandas_dataframe().to_dict("list") == {"x": [1]}
     code = (
-        "import urllib.request\nfrom rayjobs.injob import url_map\nurlmap.install()\n"
+        "import urllib.request\nfrom rayjobs.injob import url_map\nurl_map.install()\n"
         f"print(urllib.request.urlopen({url!r}).read().decode())"
     )
     urls = json.dumps({url: str(tmp_path / "small.csv")})
