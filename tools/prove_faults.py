@@ -9,12 +9,14 @@ digest of the code that it depends on; it is stale, and run again, once that cod
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Sequence
@@ -191,6 +193,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--carried", action="store_true", help="also run mutants whose proof was carried over"
     )
     parser.add_argument(
+        "--copies",
+        type=int,
+        default=1,
+        metavar="N",
+        help="prove the handlers of N faults at once, each in a copy of its own; 1 by default",
+    )
+    parser.add_argument(
         "--only", metavar="FOLDER", help="only mutants all of whose tests are in this folder"
     )
     other = parser.add_argument_group("instead of a run")
@@ -223,31 +232,53 @@ def _work(options: argparse.Namespace, every: Sequence[Mutant], mutants: Sequenc
         skipped = () if options.again else ("run",) if options.carried else ("run", "carried")
         left = [one for one in mutants if getattr(valid[one.name], "how", "") not in skipped]
         print(f"prove: {len(left)} of {len(mutants)} handlers are to be proven", flush=True)
-        survived = _run(left, names, record)
+        survived = _run(left, names, record, max(1, options.copies))
         print(f"prove: {len(left) - survived} of these {len(left)} are proven")
     (ROOT / PAGE).write_text(proofs.page("HEAD", record), encoding="utf-8")
     return 1 if survived else 0
 
 
-def _run(mutants: Sequence[Mutant], names: set[str], record: Record) -> int:
-    """Run mutants in a copy of the committed tree; return how many survived."""
+def _run(mutants: Sequence[Mutant], names: set[str], record: Record, copies: int) -> int:
+    """Run mutants in copies of the committed tree; return how many survived."""
+    by_fault = itertools.groupby(mutants, key=lambda mutant: mutant.fault)
+    groups = [list(group) for _, group in by_fault]
+    if copies > 1:
+        groups.sort(key=len, reverse=True)  # the longest first, so that all copies end together
     folder = Path(tempfile.mkdtemp(prefix="prove-", dir="/tmp"))
     folder.chmod(0o755)  # some tests run its programs as another user
-    survived = 0
-    try:
-        copy = Copy(folder)
-        for _, group in itertools.groupby(mutants, key=lambda mutant: mutant.fault):
-            for mutant, line, is_red in _results(copy, list(group)):
-                survived += not is_red
-                print(line, flush=True)
+    survivors: list[Mutant] = []
+    writing = threading.Lock()
+
+    def work(copy: Copy) -> None:
+        while True:
+            with writing:
+                if not groups:
+                    return
+                group = groups.pop(0)
+            for mutant, line, is_red in _results(copy, group):
                 proof = None
                 if is_red:
                     proof = Proof(fingerprint(copy.root, mutant), copy.commit, "run")
-                record.put(mutant, proof)
-                record.save(names)
+                with writing:
+                    print(line, flush=True)
+                    if not is_red:
+                        survivors.append(mutant)
+                    record.put(mutant, proof)
+                    record.save(names)
+
+    try:
+        with concurrent.futures.ThreadPoolExecutor(copies) as pool:
+            trees = [Copy(_made(folder / str(number))) for number in range(copies)]
+            for done in [pool.submit(work, tree) for tree in trees]:
+                done.result()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return survived
+    return len(survivors)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def _results(copy: Copy, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str, bool]]:

@@ -254,7 +254,7 @@ READING = """
 def test_a_proof_is_run_then_carried_to_moved_code_then_stale(tmp_path: Path) -> None:
     here = Project(tmp_path)
     first = here.commit()
-    here.prove()
+    here.prove("--copies", "2")
     assert here.proof() | {"digest": ""} == {"digest": "", "commit": first, "how": "run"}
     assert here.counts() == "1 | 1 | 0 | 0 |  |"
 
