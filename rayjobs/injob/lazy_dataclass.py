@@ -50,6 +50,19 @@ else:
         return wrap if cls is None else wrap(cls)
 
 
+# What generates the methods of a class, for each class that has none yet.
+_PENDING: Dict[type, Callable[[], None]] = {}
+
+
+def generate_all() -> None:
+    """Generate the methods of every class defined so far.
+
+    For a process that forks others: each fork that uses a class would have to generate its methods.
+    """
+    for generate in list(_PENDING.values()):
+        generate()
+
+
 def _lazy(plain: type, *, frozen: bool, eq: bool, init: bool, **options: Any) -> type:
     own = vars(plain)
     # Python sets __hash__ to None in a class that defines __eq__: that is not the author's choice.
@@ -68,6 +81,7 @@ def _lazy(plain: type, *, frozen: bool, eq: bool, init: bool, **options: Any) ->
 
     def generate() -> None:
         _generate(made, stubs, frozen)
+        _PENDING.pop(made, None)
 
     for name in names:
         stubs[name] = _stub(made, name, generate)
@@ -80,6 +94,8 @@ def _lazy(plain: type, *, frozen: bool, eq: bool, init: bool, **options: Any) ->
             made.__setstate__ = own.get("__setstate__", _restore_slots)
     if "__init__" in names:
         made.__signature__ = _Signature(made, generate)
+    if stubs:
+        _PENDING[made] = generate
     return made  # type: ignore[no-any-return]
 
 

@@ -127,6 +127,11 @@ def _names(cls: type) -> "list[str]":
 _KNOWN: "Dict[type, Dict[str, tuple[_Reader, object]]]" = {}
 
 
+def prepare(cls: "Type[Message]") -> None:
+    """Find out now how to read messages of this class; forks of this process need not repeat it."""
+    _fields_of(cls)
+
+
 def _fields_of(cls: type) -> "Dict[str, tuple[_Reader, object]]":
     """Return the reader and the default of each field of a class."""
     known = _KNOWN.get(cls)

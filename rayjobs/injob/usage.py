@@ -18,6 +18,7 @@ from typing import Dict, List, Optional, Tuple
 from rayjobs.injob import cgroups, kernel, record_files
 from rayjobs.injob.exit_record import GpuUse, UsageRecord
 from rayjobs.injob.files import write_atomic
+from rayjobs.injob.identity import ProcessStat
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.memory import proportional_bytes
 from rayjobs.injob.plan import LaunchPlan
@@ -152,7 +153,7 @@ class Usage:
                 self._cpu_s = used / 1e6
                 return self._cpu_s
         seen: Dict[int, Tuple[int, float]] = {}
-        for one in self._tree.contained():
+        for one in self._members():
             spent_s = one.cpu_ticks / _TICKS_PER_S
             start, before_s = self._seen.get(one.pid, (one.start_time, 0.0))
             if start != one.start_time:
@@ -173,7 +174,11 @@ class Usage:
                 return max(0, int(text) - idle)
         # Shared pages are divided among their users: ranks share their warm interpreter's pages.
         self._how = "proportional"
-        return sum(proportional_bytes(one.pid) for one in self._tree.contained())
+        return sum(proportional_bytes(one.pid) for one in self._members())
+
+    def _members(self) -> List[ProcessStat]:
+        # The last sample is taken when most attempts have ended: no need to search all processes.
+        return [] if self._tree.is_empty_quickly() else self._tree.contained()
 
     # -- GPUs -------------------------------------------------------------------------------------
     def _read_gpus(self) -> None:

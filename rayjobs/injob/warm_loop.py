@@ -14,12 +14,23 @@ import time
 import traceback
 from typing import Mapping
 
-from rayjobs.injob import coldhost, control, detach, kernel, leaving, record_files, startup
+from rayjobs.injob import (
+    coldhost,
+    control,
+    detach,
+    kernel,
+    leaving,
+    messages,
+    record_files,
+    startup,
+)
 from rayjobs.injob import plan as plans
 from rayjobs.injob.answers import Answer, StartAnswer, refusal
 from rayjobs.injob.cold_check import cold_reason
 from rayjobs.injob.files import try_lock
+from rayjobs.injob.host_messages import HostRequest
 from rayjobs.injob.identity import Identity, is_alive, own_identity
+from rayjobs.injob.lazy_dataclass import generate_all
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.ranks import Program, WarmState
 from rayjobs.injob.warm_messages import WarmRequest, WarmStatus
@@ -49,6 +60,8 @@ class Warm:
         self._inode = os.stat(options.socket).st_ino
         leaving.forget_finalizers()
         startup.prepare()
+        messages.prepare(HostRequest)
+        generate_all()
         # Objects alive now stay alive: a garbage collection in a rank need not copy their pages.
         gc.collect()
         gc.freeze()

@@ -147,19 +147,9 @@ class Node:
 
     async def _launch(self, request: LaunchRequest, lease: Lease) -> Launched:
         on = request.on
-        plan = await self._node_plan(request)
-        root = Path(plan.root)
+        root = Path(on.root)
         await self._bring_secrets(on)  # another agent may have prepared it
-        views = await asyncio.to_thread(self._data.views, on)
-        views = await asyncio.to_thread(self._with_environment, on, views)
-        token = await asyncio.to_thread(token_of, root)
-        tokens = dict.fromkeys((TOKEN_VARIABLE, AZURE_TOKEN), token)
-        if plan.max_duration_s is not None:
-            # It expires with the attempt; only the latest possible end is known now.
-            tokens[AZURE_TOKEN_EXPIRY] = str(int(time.time() + plan.max_duration_s))
-        plan = replace(plan, env={**plan.env, **tokens})
-        plan = replace(plan, soft_files=open_files.original(), views=views)
-        secrets = {**self._data.credentials(root), **read_secrets(request.secrets)}
+        plan, secrets = await asyncio.to_thread(self._node_plan, request)
         try:
             launched = await self._start_host(plan, lease, secrets)
             await asyncio.to_thread(self._data.share_with_host, root, launched.host)
@@ -182,19 +172,28 @@ class Node:
         made = views or Views(writable=(on.root, str(Path(on.socket).parent)))
         return replace(made, read_only=(*made.read_only, str(self.paths.environments)))
 
-    async def _node_plan(self, request: LaunchRequest) -> LaunchPlan:
-        """Return the plan with the values that only the node knows."""
-        plan = await asyncio.to_thread(_with_short_tmp, request.plan)
-        request = replace(request, plan=plan)
+    def _node_plan(self, request: LaunchRequest) -> tuple[LaunchPlan, dict[str, str]]:
+        """Return the plan with the values that only the node knows, and the secrets. Blocks."""
+        on = request.on
+        request = replace(request, plan=_with_short_tmp(request.plan))
         if request.container is not None:
-            shown = await asyncio.to_thread(self._data.shown_in_containers, request.on)
-            plan = await asyncio.to_thread(self._containers.plan, request, shown)
-            return replace(plan, env={**plan.env, **_brought(plan)})
-        plan = replace(request.plan, python=interpreter.path_of(request.plan.python))
-        plan = replace(plan, env=self.environment_of(plan))
-        await asyncio.to_thread(openmpi.require, plan)
-        await asyncio.to_thread(required.require, plan)
-        return replace(plan, containment=await asyncio.to_thread(self._containment.levels))
+            plan = self._containers.plan(request, self._data.shown_in_containers(on))
+            plan = replace(plan, env={**plan.env, **_brought(plan)})
+        else:
+            plan = replace(request.plan, python=interpreter.path_of(request.plan.python))
+            plan = replace(plan, env=self.environment_of(plan))
+            openmpi.require(plan)
+            required.require(plan)
+            plan = replace(plan, containment=self._containment.levels())
+        views = self._with_environment(on, self._data.views(on))
+        tokens = dict.fromkeys((TOKEN_VARIABLE, AZURE_TOKEN), token_of(Path(on.root)))
+        if plan.max_duration_s is not None:
+            # It expires with the attempt; only the latest possible end is known now.
+            tokens[AZURE_TOKEN_EXPIRY] = str(int(time.time() + plan.max_duration_s))
+        plan = replace(plan, env={**plan.env, **tokens})
+        plan = replace(plan, soft_files=open_files.original(), views=views)
+        credentials = self._data.credentials(Path(on.root))
+        return plan, {**credentials, **read_secrets(request.secrets)}
 
     @staticmethod
     def environment_of(plan: LaunchPlan) -> dict[str, str]:

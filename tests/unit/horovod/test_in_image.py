@@ -360,7 +360,7 @@ def test_node_builds_horovod_before_the_ranks_start_and_exposes_it(
         wanted = ContainerRequest(image=f"dir:{root}")
         request = request_of(plan, workspace.path, container=wanted)
         prepared = asyncio.run(node.prepare(request))
-        launched = asyncio.run(node._node_plan(request))
+        launched, _ = node._node_plan(request)
         steps = [one.data["step"] for one in workspace.store.events(job.id)
                  if one.kind == "environment"]  # fmt: skip
         assert prepared.facts is not None and prepared.facts.packages is not None

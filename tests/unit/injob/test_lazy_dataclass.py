@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rayjobs.injob.lazy_dataclass import dataclass
+from rayjobs.injob.lazy_dataclass import dataclass, generate_all
 
 
 @dataclass(frozen=True)
@@ -209,6 +209,37 @@ def test_methods_are_generated_only_at_their_first_use() -> None:
     assert vars(Unused)["__init__"] is not stub
     assert vars(Unused)["__init__"].__code__.co_varnames == ("self", "a")
     assert vars(Unused)["__eq__"].__qualname__.endswith("Unused.__eq__")
+
+
+def test_methods_of_all_classes_may_be_generated_before_their_use() -> None:
+    @dataclass(frozen=True)
+    class Unused:
+        a: int
+
+    generate_all()
+    assert vars(Unused)["__init__"].__code__.co_varnames == ("self", "a")
+    assert Unused(1) == Unused(a=1)
+
+
+def test_forks_of_the_warm_interpreter_generate_no_methods(tmp_path: Path) -> None:
+    program = f"""
+import argparse, dataclasses, typing
+from rayjobs.injob import warm_loop
+warm_loop.Warm(argparse.Namespace(preload="json", socket={str(tmp_path / "s")!r}), ())
+def refuse(*args, **options):
+    raise AssertionError(args)
+dataclasses.make_dataclass = typing.get_type_hints = refuse
+from rayjobs.injob.exit_record import ExitRecord, Leftovers
+from rayjobs.injob.host_messages import HostRequest
+from rayjobs.injob.outcomes import Outcome
+record = ExitRecord("job", 1, 0, "marker", Outcome.COMPLETED, leftovers=Leftovers(killed=1))
+assert record.to_json()["leftovers"] == {{"killed": 1, "proven_dead": True, "remaining": []}}
+print(HostRequest.from_json({{"op": "cancel", "grace_s": 1.5}}).grace_s)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1.5\n"
 
 
 def test_a_method_that_was_replaced_before_the_first_use_stays() -> None:

@@ -30,7 +30,9 @@ def host(root: Path, pids: list[int] | None = None, devices: str = "") -> Any:
         return [one for one in found if one is not None]
 
     plan = SimpleNamespace(root=str(root), node=0, env={"CUDA_VISIBLE_DEVICES": devices})
-    tree = SimpleNamespace(cgroup=None, contained=contained, helpers=set())
+    tree = SimpleNamespace(
+        cgroup=None, contained=contained, is_empty_quickly=lambda: not contained(), helpers=set()
+    )
     return plan, tree
 
 
@@ -70,6 +72,17 @@ def test_a_job_of_half_a_second_has_a_sample_of_its_memory(tmp_path: Path, busy:
 
 
 @pytest.mark.long
+def test_processes_are_not_searched_once_all_have_ended(tmp_path: Path) -> None:
+    def search() -> None:
+        raise AssertionError("all processes of the machine are read")
+
+    plan, tree = host(tmp_path)
+    tree.contained, tree.is_empty_quickly = search, lambda: True
+    samples = usage.Usage(plan, tree)
+    samples.stop()
+    assert samples.as_record().memory == (0,)
+
+
 def test_any_length_of_run_keeps_a_bounded_number_of_points(tmp_path: Path) -> None:
     samples = Usage(*host(tmp_path))
     samples._memory_bytes = lambda: 1  # type: ignore[method-assign]
