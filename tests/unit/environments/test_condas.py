@@ -119,12 +119,16 @@ def test_link_scripts_run_where_they_are_allowed(builder: Builder, channel: Chan
 
 def test_partial_prefix_is_recreated(builder: Builder, channel: Channel) -> None:
     asked: dict[str, Any] = {"conda": ["tiny-tool"], "channels": [channel.url]}
-    first, _ = builder.build(**asked)
+    first, of_first = builder.build(**asked)
+    shutil.rmtree(of_first.work.paths.root)  # no attempt uses it any more
     folder = Cache(builder.node.environments).folder(first.key)
     (folder / RECORD).unlink()  # a build writes the record last
     (folder / "bin" / "python").unlink()
+    half = folder / "lib" / "half-copied.py"
+    half.write_text("x = ")
     again, _ = builder.build(**asked)
-    assert again.built
+    assert (again.key, again.built) == (first.key, True)
+    assert not half.exists()
     assert output_of(again.python, "import tiny_tool; print(tiny_tool.VALUE)") == "two"
 
 
