@@ -2,15 +2,16 @@
 
 `dataclasses.dataclass` compiles six methods when a class is defined: 0.8 ms for a frozen class of
 eight fields. `rayjobs ls` defines seventy such classes and makes instances of a few. Here, a class
-takes 0.05 ms until it is used; from then on its methods are those of `dataclasses`, so that
-instances cost the same. See docs/decisions/0042-dataclasses-on-demand.md.
+takes 0.05 ms until it is used. Its first instances are made by a loop over its fields, and each of
+its methods is generated at its first use, so that many instances cost the same. See
+docs/decisions/0042-dataclasses-on-demand.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
@@ -50,8 +51,12 @@ else:
         return wrap if cls is None else wrap(cls)
 
 
-# What generates the methods of a class, for each class that has none yet.
-_PENDING: Dict[type, Callable[[], None]] = {}
+# How many instances of a class are made without its `__init__`: generating it takes as long as
+# making about a hundred of them by a loop.
+MADE_WITHOUT_INIT = 100
+_MISSING = dataclasses.MISSING
+# For each class with methods that are not generated yet: whether it is frozen, and their stubs.
+_PENDING: Dict[Any, Tuple[bool, Dict[str, Any]]] = {}
 
 
 def generate_all() -> None:
@@ -59,8 +64,10 @@ def generate_all() -> None:
 
     For a process that forks others: each fork that uses a class would have to generate its methods.
     """
-    for generate in list(_PENDING.values()):
-        generate()
+    for owner in list(_PENDING):
+        frozen, stubs = _PENDING.pop(owner)
+        for name in stubs:
+            _generate(owner, name, frozen)
 
 
 def _lazy(plain: type, *, frozen: bool, eq: bool, init: bool, **options: Any) -> type:
@@ -77,72 +84,130 @@ def _lazy(plain: type, *, frozen: bool, eq: bool, init: bool, **options: Any) ->
             names.add("__hash__")
         else:
             made.__hash__ = None
-    stubs: Dict[str, Any] = {}
-
-    def generate() -> None:
-        _generate(made, stubs, frozen)
-        _PENDING.pop(made, None)
-
-    for name in names:
-        stubs[name] = _stub(made, name, generate)
-        setattr(made, name, stubs[name])
+    stubs = {name: _stub(made, name, frozen) for name in names if name != "__init__"}
+    if "__init__" in names:
+        stubs["__init__"] = _constructor(made, frozen)
+        made.__signature__ = _Signature(made, frozen)
+    for name, stub in stubs.items():
+        setattr(made, name, stub)
+    if stubs:
+        _PENDING[made] = (frozen, stubs)
     if frozen:
         made.__setattr__ = _refuse_assignment
         made.__delattr__ = _refuse_deletion
         if options.get("slots"):  # the default way of restoring a copy assigns attributes
             made.__getstate__ = own.get("__getstate__", _state_of_slots)
             made.__setstate__ = own.get("__setstate__", _restore_slots)
-    if "__init__" in names:
-        made.__signature__ = _Signature(made, generate)
-    if stubs:
-        _PENDING[made] = generate
     return made  # type: ignore[no-any-return]
 
 
-def _stub(owner: type, name: str, generate: Callable[[], None]) -> Callable[..., Any]:
-    """Return a method that generates the methods of its class, then calls its namesake."""
+def _stub(owner: Any, name: str, frozen: bool) -> Any:
+    """Return a method that replaces itself by the generated one, then calls that."""
 
     def generate_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        generate()
+        _generate(owner, name, frozen)
         return getattr(owner, name)(self, *args, **kwargs)
 
-    generate_and_call.__name__ = name
-    generate_and_call.__qualname__ = f"{owner.__qualname__}.{name}"
-    generate_and_call.__module__ = owner.__module__
-    return generate_and_call
+    return _as_stub(generate_and_call, owner, name)
 
 
-def _generate(owner: Any, stubs: Mapping[str, Any], frozen: bool) -> None:
-    """Give a class the methods that `dataclasses` generates for a class of the same fields.
+def _constructor(owner: Any, frozen: bool) -> Any:
+    """Return an `__init__` that makes some instances itself, then replaces itself."""
+    left = MADE_WITHOUT_INIT
+    post_init = hasattr(owner, "__post_init__")
 
-    None of them refers to the class for which it was generated. Two threads may do this at the same
+    def make_or_generate(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0 or not _has_set_fields(owner, self, args, kwargs):
+            _generate(owner, "__init__", frozen)
+            owner.__init__(self, *args, **kwargs)
+        elif post_init:
+            self.__post_init__()
+
+    return _as_stub(make_or_generate, owner, "__init__")
+
+
+def _has_set_fields(owner: Any, made: object, args: Tuple[Any, ...], given: Dict[str, Any]) -> bool:
+    """Set the fields of a new instance as `__init__` does.
+
+    Returns:
+        False, with nothing set, for arguments that `__init__` would refuse, and for fields that it
+        does not take.
+    """
+    fields = dataclasses.fields(owner)
+    values = dict(given)
+    if args:
+        names = [one.name for one in fields if not getattr(one, "kw_only", False)]
+        if len(args) > len(names) or any(name in given for name in names[: len(args)]):
+            return False
+        values.update(zip(names, args))
+    known = 0
+    for one in fields:
+        if not one.init:
+            return False
+        if one.name in values:
+            known += 1
+        elif one.default is _MISSING and one.default_factory is _MISSING:
+            return False
+    if known != len(values):
+        return False
+    for one in fields:
+        if one.name in values:
+            value = values[one.name]
+        elif one.default_factory is _MISSING:
+            value = one.default
+        else:
+            value = one.default_factory()
+        object.__setattr__(made, one.name, value)
+    return True
+
+
+def _generate(owner: Any, name: str, frozen: bool) -> None:
+    """Give a class one of the methods that `dataclasses` generates for a class of the same fields.
+
+    It does not refer to the class for which it was generated. Two threads may do this at the same
     time: both set equal methods.
     """
+    if not getattr(vars(owner).get(name), "is_stub", False):
+        return  # another thread was faster, or a test has replaced it
     fields = [(field.name, field.type, field) for field in dataclasses.fields(owner)]
     namespace = {"__post_init__": None} if hasattr(owner, "__post_init__") else {}
     model = dataclasses.make_dataclass(
-        owner.__name__, fields, namespace=namespace, frozen=frozen, eq=True
+        owner.__name__,
+        fields,
+        namespace=namespace,
+        init=name == "__init__",
+        repr=name == "__repr__",
+        eq=name in ("__eq__", "__hash__"),
+        frozen=frozen and name in ("__init__", "__hash__"),  # else methods that refuse changes
     )
-    for name, stub in stubs.items():
-        if vars(owner).get(name) is not stub:
-            continue  # another thread was faster, or a test has replaced it
-        method = getattr(model, name)
-        method.__qualname__ = f"{owner.__qualname__}.{name}"
-        method.__module__ = owner.__module__
-        setattr(owner, name, method)
+    setattr(owner, name, _named(getattr(model, name), owner, name))
+
+
+def _as_stub(method: Any, owner: Any, name: str) -> Any:
+    method.is_stub = True
+    return _named(method, owner, name)
+
+
+def _named(method: Any, owner: Any, name: str) -> Any:
+    method.__name__ = name
+    method.__qualname__ = f"{owner.__qualname__}.{name}"
+    method.__module__ = owner.__module__
+    return method
 
 
 class _Signature:
     """The signature of a class, for `inspect.signature`, which would find that of the stub."""
 
-    def __init__(self, owner: type, generate: Callable[[], None]) -> None:
+    def __init__(self, owner: type, frozen: bool) -> None:
         self._owner = owner
-        self._generate = generate
+        self._frozen = frozen
 
     def __get__(self, instance: object, owner: Any = None) -> inspect.Signature:
         if instance is not None or owner is not self._owner:  # a subclass may differ
             raise AttributeError("__signature__")
-        self._generate()
+        _generate(owner, "__init__", self._frozen)
         signature = inspect.signature(vars(owner)["__init__"])
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 

@@ -18,9 +18,6 @@ from typing import Any, Callable, Dict, Mapping, Optional, Type, TypeVar, Union
 One = TypeVar("One", bound="Message")
 _Reader = Callable[[Any], Any]
 _REQUIRED = dataclasses.MISSING
-# How many messages of a class are made without its `__init__`, see `_made`.
-MADE_WITHOUT_INIT = 100
-_MADE: "Dict[type, int]" = {}
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -80,29 +77,7 @@ class Message:
                     ) from None
             elif default is _REQUIRED:
                 raise MessageError(f"{_title(cls)} has no entry {name!r}")
-        return _made(cls, given)
-
-
-def _made(cls: "Type[One]", given: Mapping[str, Any]) -> One:
-    """Return a message with these fields.
-
-    The first ones are made without `__init__`: generating it, with the other methods of its class,
-    takes as long as making hundreds of them this way, and a command reads a few of each class.
-    """
-    count = _MADE.get(cls, 0)
-    if count >= MADE_WITHOUT_INIT or hasattr(cls, "__post_init__"):
         return cls(**given)
-    _MADE[cls] = count + 1
-    made = object.__new__(cls)
-    for one in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if one.name in given:
-            value = given[one.name]
-        elif one.default_factory is _REQUIRED:
-            value = one.default
-        else:
-            value = one.default_factory()
-        object.__setattr__(made, one.name, value)
-    return made
 
 
 def read_value(kind: Any, value: object) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rayjobs.injob.lazy_dataclass import dataclass, generate_all
+from rayjobs.injob.lazy_dataclass import MADE_WITHOUT_INIT, dataclass, generate_all
 
 
 @dataclass(frozen=True)
@@ -203,12 +203,70 @@ def test_methods_are_generated_only_at_their_first_use() -> None:
     class Unused:
         a: int
 
-    stub = vars(Unused)["__init__"]
-    assert stub.__code__.co_varnames[:3] == ("self", "args", "kwargs")
-    assert Unused(a=1).a == 1
-    assert vars(Unused)["__init__"] is not stub
+    stubs = {name: vars(Unused)[name] for name in ("__init__", "__repr__", "__eq__", "__hash__")}
+    made = [Unused(a=1) for _ in range(MADE_WITHOUT_INIT)]
+    assert {name: vars(Unused)[name] for name in stubs} == stubs
+    assert made[0] == made[-1] == Unused(a=1)  # made by `__init__`
+    assert {name for name in stubs if vars(Unused)[name] is stubs[name]} == {"__repr__", "__hash__"}
     assert vars(Unused)["__init__"].__code__.co_varnames == ("self", "a")
     assert vars(Unused)["__eq__"].__qualname__.endswith("Unused.__eq__")
+    assert hash(made[0]) == hash(made[1])
+    assert repr(made[0]).endswith("Unused(a=1)")
+
+
+def test_the_first_instances_are_like_those_after_them() -> None:
+    @dataclass(frozen=True)
+    class Made:
+        a: int
+        b: list[int] = field(default_factory=list)
+        c: str = "c"
+        total: int = field(init=False, default=0)
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "total", self.a + 1)
+
+    @dataclass
+    class Parent:
+        a: int
+        d: int = 4
+
+        def __post_init__(self) -> None:
+            self.d += 1
+
+    class Child(Parent):
+        pass
+
+    for one in (Made, Parent, Child):
+        first = [one(1), one(a=1)]
+        generate_all()
+        assert [vars(each) for each in first] == [vars(one(1)), vars(one(a=1))]
+    assert Made(1, c="x").b is not Made(1).b
+
+
+@pytest.mark.parametrize(
+    ("args", "given"),
+    [((), {}), ((1, 2, 3), {}), ((1,), {"x": 2}), ((1,), {"z": 2}), ((), {"y": 2})],
+)
+def test_the_first_instance_refuses_what_later_ones_refuse(
+    args: tuple[int, ...], given: dict[str, int]
+) -> None:
+    @dataclass
+    class New:
+        x: int
+        y: int = 0
+
+    @dataclasses.dataclass
+    class Standard:
+        x: int
+        y: int = 0
+
+    messages = []
+    for one in (New, Standard):
+        with pytest.raises(TypeError) as refused:
+            one(*args, **given)
+        messages.append(str(refused.value).rpartition(".")[2])
+    assert messages[0] == messages[1]
+    assert New(1).y == 0
 
 
 def test_methods_of_all_classes_may_be_generated_before_their_use() -> None:

@@ -20,7 +20,8 @@ from rayjobs.injob.exit_record import (
 )
 from rayjobs.injob.host_messages import HostFile, HostRequest
 from rayjobs.injob.identity import Identity, own_identity
-from rayjobs.injob.messages import MADE_WITHOUT_INIT, Message, MessageError
+from rayjobs.injob.lazy_dataclass import MADE_WITHOUT_INIT
+from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.injob.plan import Peer, Relay, parse
 from rayjobs.injob.rank_stack import RankStack
