@@ -1,9 +1,9 @@
 """The next actions of a sweep, given its spec and its trial table.
 
-The driver's loop is: update the table from the jobs, call `next_actions`, record each action with
-`applied`, then carry it out. Everything it needs is in the table, so a driver that takes over after
-a crash calls the same function and gets the same remaining work: Ray Tune's sampler and scheduler
-are also rebuilt from the table.
+The driver's loop is: update the table from the jobs, call `next_actions`, apply each action to the
+table with `applied`, write the changed rows, then carry the actions out. Everything it needs is
+in the table, so a driver that takes over after a crash calls the same function and gets the same
+remaining work: Ray Tune's sampler and scheduler are also rebuilt from the table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The exit record, the only authority on how an attempt ended on a node: fields and file."""
+"""How an attempt ended on a node: the exit record, and the outcome that is saved before it."""
 
 from __future__ import annotations
 

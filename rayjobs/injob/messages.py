@@ -3,7 +3,7 @@
 The rules for versions: an unknown entry comes from a later version and is dropped. A missing entry
 comes from an earlier version and takes the field's default; without a default the message is
 refused. Only `Message.upgraded` converts earlier shapes to the current one. A message whose
-``version`` is higher than the class reads is refused.
+``version`` is higher than the class reads, or with an unknown value of an enum, is refused.
 """
 
 from __future__ import annotations

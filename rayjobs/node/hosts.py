@@ -1,4 +1,4 @@
-"""Finds an attempt's host: its secrets, its connection and its exit record."""
+"""An attempt's host: its secrets, its connection, its exit record, and the record of a dead one."""
 
 from __future__ import annotations
 

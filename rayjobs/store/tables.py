@@ -1,9 +1,9 @@
 """The store's tables in SQLAlchemy Core: the only place where the schema is written by hand.
 
 `schema.sql`, which creates new stores, is generated from these tables: run this module after a
-change. Migrations contain only the differences between versions. Only migrations and tests import
-this module: SQLAlchemy alone costs a command more start-up time than the rest of the store
-(docs/decisions/0002-store-statements.md).
+change. Migrations contain only the differences between versions. Only migrations, moves between
+SQLite and PostgreSQL, and tests import this module: SQLAlchemy alone costs a command more start-up
+time than the rest of the store (docs/decisions/0002-store-statements.md).
 """
 
 from __future__ import annotations
