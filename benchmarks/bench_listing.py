@@ -72,12 +72,12 @@ def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
 
 @contextmanager
 def _answering(answer: dict[str, Any]) -> Iterator[None]:
-    """Listen where the target's actor would, and give every client the same answer."""
+    """Listen where the target's actor would, and answer about the jobs that a client names."""
     from rayjobs.core.paths import TargetPaths, home
     from rayjobs.target.keeper_state import keeper_lock
     from rayjobs.target.wake_client import socket_of
 
-    text = json.dumps(answer).encode() + b"\n"
+    waiting = answer["waiting"]
     with (
         keeper_lock(TargetPaths.of("local", under=home())),  # else commands start the keeper again
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening,
@@ -94,8 +94,9 @@ def _answering(answer: dict[str, Any]) -> Iterator[None]:
                 except OSError:
                     return
                 with connection:
-                    connection.makefile("rb").readline()
-                    connection.sendall(text)
+                    request = json.loads(connection.makefile("rb").readline())
+                    named = {key: waiting[key] for key in request.get("keys") or ()}
+                    connection.sendall(json.dumps(answer | {"waiting": named}).encode() + b"\n")
 
         thread = threading.Thread(target=serve)
         thread.start()

@@ -40,9 +40,11 @@ class Needs:
 
 
 def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
-    """Return what a checked spec's datastores, secrets and packages read from variables."""
+    """Return what a checked spec's datastores, secrets and packages read from variables.
+
+    Those that access to the workspace itself needs are not among them, see `own_needs`.
+    """
     needs = Needs()
-    needs.optional |= own_needs(workspace)
     for name, reference in spec.secrets.items():
         if reference.env is not None:
             needs.required.setdefault(reference.env, (f"secrets.{name}", f"the secret {name}"))

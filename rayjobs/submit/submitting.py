@@ -202,9 +202,13 @@ def hand_on_credentials(workspace: OpenWorkspace, spec: JobSpec) -> list[str]:
     from rayjobs.target import elsewhere
 
     needs = credentials.needs_of(workspace, spec)
-    serving = elsewhere.find_quietly(workspace.path, spec.target, home=default_home())
+    needs.optional |= credentials.own_needs(workspace)
+    if not needs.names:
+        return []
+    at = default_home()
+    serving = elsewhere.find_quietly(workspace.path, spec.target, home=at)
     if serving is None:
-        return credentials.hand_on(needs, spec.target, home=default_home())
+        return credentials.hand_on(needs, spec.target, home=at)
     if not needs.required:
         return []
     names = ", ".join(sorted(needs.required))
@@ -467,7 +471,8 @@ def check(
         is_asked = serving is None and workspace.server is None
         if is_asked and not any(one.path == "target" for one in problems):
             needs = credentials.needs_of(workspace, spec)
-            problems += credentials.missing(needs, spec.target, home=default_home())
+            if needs.required:
+                problems += credentials.missing(needs, spec.target, home=default_home())
     problems += wrong
     checks.refuse(spec, problems, capacity)
     spec = spec if capacity is None else pin_types(spec, capacity)
