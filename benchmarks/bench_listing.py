@@ -95,7 +95,10 @@ def _answering(answer: dict[str, Any]) -> Iterator[None]:
                     return
                 with connection:
                     request = json.loads(connection.makefile("rb").readline())
-                    named = {key: waiting[key] for key in request.get("keys") or ()}
+                    keys = request.get("keys")
+                    if keys is None:  # the state of the whole queue, or a question about one job
+                        keys = waiting if request["op"] == "status" else ()
+                    named = {key: waiting[key] for key in keys}
                     connection.sendall(json.dumps(answer | {"waiting": named}).encode() + b"\n")
 
         thread = threading.Thread(target=serve)
