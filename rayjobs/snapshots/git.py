@@ -16,6 +16,7 @@ import os
 import re
 import selectors
 import signal
+import stat
 import subprocess
 import threading
 import time
@@ -409,9 +410,13 @@ def _find(source: Path) -> tuple[Path, Path] | None:
     """Return the folders of a working tree's repository: its own, and the shared one."""
     for folder in (source, *source.parents):
         path = folder / ".git"
-        if path.is_dir():
+        try:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if stat.S_ISDIR(mode):
             return path, path
-        if path.is_file():  # a worktree, or a submodule
+        if stat.S_ISREG(mode):  # a worktree, or a submodule
             text = _text(path)
             if not text.startswith("gitdir:"):
                 return None
