@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
@@ -115,11 +115,13 @@ def _constructor(owner: Any, frozen: bool) -> Any:
     """Return an `__init__` that makes some instances itself, then replaces itself."""
     left = MADE_WITHOUT_INIT
     post_init = hasattr(owner, "__post_init__")
+    # As `dataclasses` does: a class that changes may check what is assigned.
+    put = object.__setattr__ if frozen else setattr
 
     def make_or_generate(self: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal left
         left -= 1
-        if left < 0 or not _has_set_fields(owner, self, args, kwargs):
+        if left < 0 or not _has_set_fields(owner, self, args, kwargs, put):
             _generate(owner, "__init__", frozen)
             owner.__init__(self, *args, **kwargs)
         elif post_init:
@@ -128,7 +130,13 @@ def _constructor(owner: Any, frozen: bool) -> Any:
     return _as_stub(make_or_generate, owner, "__init__")
 
 
-def _has_set_fields(owner: Any, made: object, args: Tuple[Any, ...], given: Dict[str, Any]) -> bool:
+def _has_set_fields(
+    owner: Any,
+    made: object,
+    args: Tuple[Any, ...],
+    given: Dict[str, Any],
+    put: Callable[[object, str, Any], None],
+) -> bool:
     """Set the fields of a new instance as `__init__` does.
 
     Returns:
@@ -159,7 +167,7 @@ def _has_set_fields(owner: Any, made: object, args: Tuple[Any, ...], given: Dict
             value = one.default
         else:
             value = one.default_factory()
-        object.__setattr__(made, one.name, value)
+        put(made, one.name, value)
     return True
 
 

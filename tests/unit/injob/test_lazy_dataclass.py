@@ -15,7 +15,14 @@ from typing import Any, ClassVar
 
 import pytest
 
+from rayjobs.injob import lazy_dataclass
 from rayjobs.injob.lazy_dataclass import MADE_WITHOUT_INIT, dataclass, generate_all
+
+
+@pytest.fixture(autouse=True)
+def _only_classes_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep `generate_all` from the product's classes: other tests see their first instances."""
+    monkeypatch.setattr(lazy_dataclass, "_PENDING", {})
 
 
 @dataclass(frozen=True)
@@ -241,6 +248,21 @@ def test_the_first_instances_are_like_those_after_them() -> None:
         generate_all()
         assert [vars(each) for each in first] == [vars(one(1)), vars(one(a=1))]
     assert Made(1, c="x").b is not Made(1).b
+
+
+def test_the_first_instance_of_a_class_that_checks_assignments_is_checked() -> None:
+    @dataclass
+    class Checking:
+        a: int
+
+        def __setattr__(self, name: str, value: int) -> None:
+            if value < 0:
+                raise ValueError(value)
+            super().__setattr__(name, value)
+
+    with pytest.raises(ValueError, match="-1"):
+        Checking(-1)
+    assert Checking(1).a == 1
 
 
 @pytest.mark.parametrize(
