@@ -55,7 +55,8 @@ else:
 # making about a hundred of them by a loop.
 MADE_WITHOUT_INIT = 100
 _MISSING = dataclasses.MISSING
-# For each class with methods that are not generated yet: whether it is frozen, and their stubs.
+# For each class defined since the last `generate_all`: whether it is frozen, and its stubs, some of
+# which may have been replaced by methods since.
 _PENDING: Dict[Any, Tuple[bool, Dict[str, Any]]] = {}
 
 

@@ -71,7 +71,6 @@ def test_a_job_of_half_a_second_has_a_sample_of_its_memory(tmp_path: Path, busy:
     assert [used > 40_000_000 for used in samples.as_record().memory] == [True]
 
 
-@pytest.mark.long
 def test_processes_are_not_searched_once_all_have_ended(tmp_path: Path) -> None:
     def search() -> None:
         raise AssertionError("all processes of the machine are read")
@@ -83,6 +82,7 @@ def test_processes_are_not_searched_once_all_have_ended(tmp_path: Path) -> None:
     assert samples.as_record().memory == (0,)
 
 
+@pytest.mark.long
 def test_any_length_of_run_keeps_a_bounded_number_of_points(tmp_path: Path) -> None:
     samples = Usage(*host(tmp_path))
     samples._memory_bytes = lambda: 1  # type: ignore[method-assign]
