@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Iterable, Iterator
 
+from rayjobs.injob import open_files
 from rayjobs.injob.identity import ProcessStat, stat_of
 
 MARKER_VARIABLE = "RAYJOBS_MARKER"
+EXEC_S = 1.0  # the longest wait for the end of an exec: it takes milliseconds on a loaded machine
 
 
 def all_pids() -> list[int]:
@@ -61,13 +64,41 @@ def children(pid: int) -> list[ProcessStat] | None:
 def environment_of(pid: int) -> list[bytes]:
     """Return the entries ``NAME=value`` of a process's environment block, which it got at its exec.
 
-    It is empty if the process has ended or belongs to another user.
+    It is empty if the process has ended or belongs to another user. In the middle of an exec, the
+    kernel shows neither a command line nor an environment; waits up to `EXEC_S` for its end.
+
+    Raises:
+        OSError: The file limit is reached, so the block is unknown.
     """
+    deadline, had_command = None, False
+    while True:
+        block = _read(pid, "environ")
+        if block is None:
+            return []
+        if block or had_command:
+            return block.split(b"\0")
+        # The command line appears first, so only the next reading shows whether there is a block.
+        had_command = bool(_read(pid, "cmdline"))
+        now = time.monotonic()
+        deadline = now + EXEC_S if deadline is None else deadline
+        if now >= deadline:
+            return []
+        time.sleep(0.001)
+
+
+def _read(pid: int, name: str) -> bytes | None:
+    """Return the content of a file of a process; None if it has ended or is another user's."""
+
+    def read() -> bytes:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
+        return open_files.patiently(read)
+    except OSError as error:
+        if error.errno in open_files.ERRORS:
+            raise
+        return None
 
 
 def marker_of(pid: int) -> str:

@@ -181,15 +181,26 @@ def living(markers: set[str]) -> dict[str, list[int]]:
     for entry in os.scandir("/proc") if encoded else ():
         if not entry.name.isdigit():
             continue
-        try:
-            block = Path(entry.path, "environ").read_bytes()
-        except OSError:
-            continue  # it has just ended, or is not ours
+        block = _environment(entry.path)
         for marker, text in encoded:
             stat = stat_of(int(entry.name)) if text in block else None
             if stat is not None and not stat.is_dead:
                 found.setdefault(marker, []).append(stat.pid)
     return found
+
+
+def _environment(folder: str) -> bytes:
+    for _ in range(10):
+        try:
+            block = Path(folder, "environ").read_bytes()
+            if block or Path(folder, "cmdline").read_bytes():
+                return block
+        except OSError:
+            return b""  # it has just ended, or is not ours
+        if not os.path.exists(f"{folder}/exe"):
+            return b""  # a zombie or a part of the kernel
+        time.sleep(0.001)  # both are empty in the middle of an exec
+    return b""
 
 
 def _left(root: Path) -> list[str]:

@@ -22,7 +22,7 @@ from tests.support.containers import image, needs_containers
 from tests.support.images import file, layer, oci_folder, tar_of
 
 __all__ = ["image"]
-pytestmark = [needs_containers, pytest.mark.timeout(240)]
+pytestmark = [needs_containers, pytest.mark.long, pytest.mark.timeout(240)]
 
 
 def requests_of(workspace: OpenWorkspace, nodes: list[Node], images: list[Path]) -> list[

@@ -41,6 +41,7 @@ def test_events_of_all_jobs_are_streamed_as_written(served: Served) -> None:
         assert isinstance(record, NewEvent) and record.event.job != first
 
 
+@pytest.mark.long
 def test_idle_stream_reports_its_position(served: Served) -> None:
     last = served.workspace.store.events(submit(served, "one"))[-1].serial
     query = {"after": str(last)}

@@ -92,6 +92,7 @@ async def sleep_polls(count: int) -> None:
     await asyncio.sleep(count * followed_logs.POLL_S)
 
 
+@pytest.mark.long
 def test_clients_at_the_end_of_a_log_share_one_reader(
     workspace: OpenWorkspace, job: Job, polls: list[str], tmp_path: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_clients_at_the_end_of_a_log_share_one_reader(
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_client_joins_at_its_own_position_in_the_log(
     workspace: OpenWorkspace, job: Job, tmp_path: Path
 ) -> None:
@@ -144,6 +146,7 @@ def test_client_joins_at_its_own_position_in_the_log(
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_slow_client_gets_all_of_a_log_and_holds_up_no_other(
     workspace: OpenWorkspace, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +260,7 @@ def test_the_end_of_the_server_is_not_the_end_of_a_log(
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_client_gets_a_message_each_second_for_a_silent_log(
     workspace: OpenWorkspace, job: Job, tmp_path: Path
 ) -> None:
@@ -272,6 +276,7 @@ def test_client_gets_a_message_each_second_for_a_silent_log(
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_many_logs_are_each_polled_less_often(
     workspace: OpenWorkspace,
     polls: list[str],

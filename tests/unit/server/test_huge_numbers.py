@@ -127,6 +127,7 @@ def requests_of(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_no_number_ends_in_an_internal_error(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
