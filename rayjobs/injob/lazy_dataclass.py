@@ -122,7 +122,7 @@ def _constructor(owner: Any, frozen: bool) -> Any:
     def make_or_generate(self: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal left
         left -= 1
-        if left < 0 or not _has_set_fields(owner, self, args, kwargs, put):
+        if left < 0 or not _set_fields(owner, self, args, kwargs, put):
             _generate(owner, "__init__", frozen)
             owner.__init__(self, *args, **kwargs)
         elif post_init:
@@ -131,7 +131,7 @@ def _constructor(owner: Any, frozen: bool) -> Any:
     return _as_stub(make_or_generate, owner, "__init__")
 
 
-def _has_set_fields(
+def _set_fields(
     owner: Any,
     made: object,
     args: Tuple[Any, ...],
