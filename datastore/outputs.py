@@ -221,8 +221,8 @@ def _there_already(output: DataOutput, backend: Backend, uploads: Sequence[Uploa
     raise DataExists(
         f"datastore {output.record.name!r} already has {counted(len(others), 'file')} with other "
         f"bytes: {named}. Overwriting was not requested, so the stored files were kept. Store to a "
-        "destination with {run-id}, or request overwriting: as_upload(overwrite=True), in a job "
-        "file overwrite: true."
+        "destination with {run-id}, or request overwriting: with :overwrite after the path on the "
+        "command line, overwrite: true in a job file, as_upload(overwrite=True) in Python."
     )
 
 

@@ -29,6 +29,7 @@ from rayjobs.core.text import counted
 from rayjobs.injob import checkpoint as injob_checkpoint
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.results import checkpoints
+from rayjobs.results.gone import why_gone
 from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import Blob, BlobStore, blob_key
 
@@ -168,6 +169,9 @@ def no_checkpoint(store: Store, run: str) -> str:
     """Return the sentence that says why a run has nothing to resume from."""
     torn = any("outputs/checkpoints/" in one.name for one in store.files(run))
     what = "only checkpoints that were cut short" if torn else "no checkpoint"
+    gone = why_gone(store, store.job(run))
+    if gone:
+        return f"run {run} has {what}: {gone}. `rayjobs rerun {run}` starts it from the beginning."
     return (
         f"run {run} has {what}: a script saves them with rayjobs.checkpoint.save(). To continue "
         f"from other files, download them and give their path."

@@ -442,6 +442,9 @@ def test_pruned_job_shows_when_and_why_its_files_were_removed(
     done = terminal.type("files", job.id, "outputs/model.pt")
     assert done.code == 3
     assert "has no stored file 'outputs/model.pt'; its " in done.err
+    done = terminal.type("resume", job.id)
+    assert done.code == 2
+    assert f"run {job.id} has no checkpoint: its " in done.err and "pruned by " in done.err
 
 
 def test_job_pruned_with_its_records_is_reported_as_pruned(runs: Runs, terminal: Terminal) -> None:
