@@ -59,8 +59,8 @@ def wait(settings: Settings, jobs: tuple[str, ...], timeout: float | None) -> in
         except KeyboardInterrupt:
             typed = " ".join(jobs)
             settings.note(
-                f"interrupted: unfinished jobs keep running. `rayjobs wait {typed}` waits again, "
-                f"`rayjobs cancel {typed}` ends it"
+                f"interrupted; no job was canceled. `rayjobs wait {typed}` waits again, "
+                f"`rayjobs cancel {typed}` cancels what is unfinished"
             )
             return Exit.INTERRUPTED
     if settings.as_json:
