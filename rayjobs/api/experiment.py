@@ -13,7 +13,7 @@ from rayjobs.api.notices import notice
 from rayjobs.api.submitters import register, submitter_of
 from rayjobs.core.errors import UsageError
 from rayjobs.core.refusing import refuses
-from rayjobs.spec import substitutes
+from rayjobs.spec import problems, substitutes
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobFilter
 from rayjobs.submit.submitting import Entry, submit
@@ -277,7 +277,7 @@ def _submit_job(
 
     key = kwargs.pop("idempotency_key", None)
     parent = kwargs.pop("_parent", None)  # see `Run.submit_child`
-    _refuse_options(config, kwargs)
+    _refuse_options(kwargs)
     if tags:
         config = config.model_copy(update={"tags": {**config.tags, **tags}})
     source = None if config.source_directory is None else Path(config.source_directory)
@@ -342,11 +342,12 @@ def refuse_as_child(config: Any) -> None:
         )
 
 
-def _refuse_options(config: Any, options: Mapping[str, Any]) -> None:
+def _refuse_options(options: Mapping[str, Any]) -> None:
     if options:
-        raise UsageError(
-            f"submit does not accept {', '.join(sorted(options))} for a {type(config).__name__}"
-        )
+        known = ("tags", "idempotency_key", "script_params", "inputs")
+        names = sorted(options)
+        hints = " ".join(filter(None, (problems.near(name, known) for name in names)))
+        raise UsageError(f"submit does not accept {', '.join(names)}. {hints}".rstrip())
 
 
 register(JobSpec, _submit_spec)

@@ -23,7 +23,7 @@ Examples:
 @click.option(
     "--script",
     metavar="FILE",
-    help="The training script (default: train.py, main.py or the only script).",
+    help="The training script (default: train.py, main.py, run.py or the only one).",
 )
 @quiet_option("Do not list what was written.")
 @json_option
@@ -32,7 +32,7 @@ Examples:
 def init(settings: Settings, folder: str, script: str | None) -> None:
     """Write rayjobs.yaml, job.yaml, sweep.yaml and .rayjobsignore into DIR.
 
-    Existing files stay unchanged. A folder without a script gets an example, train.py.
+    Existing files stay unchanged. A folder without a Python file gets an example, train.py.
     """
     from rayjobs.core.errors import NotFoundError
     from rayjobs.submit.templates import script_of, write_templates

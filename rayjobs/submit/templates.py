@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rayjobs.core.errors import UsageError
+from rayjobs.core.text import counted
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.snapshots.ignore import IGNORE_FILES
 from rayjobs.submit.project import FILE
+
+MOST_NAMED = 5
 
 # Common names of training scripts, the most common first.
 USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
@@ -98,15 +102,24 @@ class Written:
 
 
 def script_of(folder: Path) -> str | None:
-    """Return the name of a folder's training script, or None.
+    """Return the name of a folder's training script; None: the folder has no Python file.
 
     It is one of the usual names, else the only Python file.
+
+    Raises:
+        UsageError: The folder has several Python files, of which none has a usual name.
     """
     for name in USUAL_SCRIPTS:
         if (folder / name).is_file():
             return name
     found = sorted(path.name for path in folder.glob("*.py"))
-    return found[0] if len(found) == 1 else None
+    if len(found) > 1:
+        raise UsageError(
+            f"{folder} has {counted(len(found), 'script')}: {', '.join(found[:MOST_NAMED])}"
+            f"{' …' if len(found) > MOST_NAMED else ''}. Name the training script, for example "
+            f"--script {found[0]}"
+        )
+    return found[0] if found else None
 
 
 def write_templates(folder: Path, *, name: str, script: str | None) -> Sequence[Written]:

@@ -189,6 +189,8 @@ def test_a_spec_and_an_estimator_can_be_submitted(experiment: Experiment, source
     assert second.get_details()["runDefinition"]["arguments"] == ["--n", "1"]
     with pytest.raises(UsageError, match="does not accept pipeline_parameters"):
         experiment.submit(spec, pipeline_parameters={})
+    with pytest.raises(UsageError, match=r"does not accept tag\. Did you mean `tags`\?"):
+        experiment.submit(spec, tag={})
 
 
 def test_other_packages_register_their_own_kinds(experiment: Experiment, run: JobRun) -> None:

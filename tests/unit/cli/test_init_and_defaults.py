@@ -61,6 +61,17 @@ def test_existing_files_are_kept(terminal: Terminal, folder: Path) -> None:
     assert terminal.type("init", "--script", "no.py").code == 3
 
 
+def test_several_scripts_are_named_and_none_is_guessed(terminal: Terminal, folder: Path) -> None:
+    for name in ("fit.py", "score.py"):
+        (folder / name).write_text("print(1)\n")
+    done = terminal.type("init")
+    assert done.code == 2
+    assert "has 2 scripts: fit.py, score.py." in done.err and "--script fit.py" in done.err
+    assert {path.name for path in folder.iterdir()} == {"fit.py", "score.py"}
+    assert terminal.type("init", "--script", "score.py").code == 0
+    assert "script: score.py" in (folder / "job.yaml").read_text()
+
+
 def test_a_projects_defaults_reach_the_spec(terminal: Terminal, folder: Path) -> None:
     (folder / "train.py").write_text("print(1)\n")
     (folder / "rayjobs.yaml").write_text("experiment: cats\njob: {priority: 7}\n")
