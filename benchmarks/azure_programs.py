@@ -60,8 +60,8 @@ MODERN = (
         'mlflow.pytorch.log_model(model, "model", serialization_format="pickle")',
         "an option of mlflow 3",
     ),
-    (r"use_conda=False,\n", r"\n", "an option that mlflow 3 has not"),
-    ("channels:\n  - defaults\ndependencies", "dependencies", "no channel of conda here"),
+    (r"use_conda=False,\n", r"\n", "an option that mlflow 3 lacks"),
+    ("channels:\n  - defaults\ndependencies", "dependencies", "no conda channel here"),
     (
         "mlflow.sklearn.log_model(regression_model,model_save_path)",
         "mlflow.sklearn.log_model(regression_model,model_save_path,"

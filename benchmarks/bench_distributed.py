@@ -1,5 +1,7 @@
-"""Jobs of two ranks from submit to their last line, with torch.distributed and Horovod, compared
-with the launchers that people start by hand."""
+"""Jobs of two ranks from submit to last line, with torch.distributed and Horovod.
+
+The peers are the launchers that people start by hand: torchrun and mpirun.
+"""
 
 from __future__ import annotations
 

@@ -264,8 +264,8 @@ def _curves(images: ImageDirectory, quick: bool, folder: Path) -> list[Figure]:
     They are measured in float64, where only a defect can cause a difference; in float32, where the
     single process adds up its gradients as two processes do; and in float32 without that. In the
     last case, the rounding of one sum can move an input of a ReLU across zero, and change the
-    curve. One process with slightly different weights shows by how much without a second process;
-    two processes of a hand-written loop show the same.
+    curve. One process with slightly different weights shows how large this effect is without a
+    second process; two processes of a hand-written loop show the effect, too.
     """
     epochs = 1 if quick else 3
     root = _third(images, folder / "third")

@@ -120,6 +120,6 @@ def until(fact: Callable[[], object], what: str) -> None:
 
 
 def written_time(path: Path) -> float:
-    """Return the time that a script wrote to `path`, once it did."""
+    """Wait until a script has written a time to `path`; return it."""
     until(lambda: path.exists() and path.read_text(), str(path))
     return float(path.read_text())

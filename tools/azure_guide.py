@@ -37,8 +37,8 @@ other name, the error says what is missing.
 `Workspace.from_config()` reads Azure's `config.json` and opens the workspace of this folder
 (`RAYJOBS_WORKSPACE`, the nearest `.rayjobs/`, else the user's own); in a job, it opens the job's
 workspace. Name, subscription and resource group are those of the file, also in the variables
-`AZUREML_ARM_…` of its jobs. In one folder, the names of two Azure workspaces mean the same
-workspace.
+`AZUREML_ARM_…` of its jobs. In one folder, the names of two Azure workspaces refer to
+the same workspace.
 
 ## Compute
 

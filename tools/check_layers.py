@@ -184,7 +184,10 @@ def problems(root: Path, pyproject: Path) -> Iterator[str]:
 
 
 def unlisted_names(root: Path) -> Iterator[str]:
-    """Yield one sentence for each string that names a module and is not in `NAMED`, or no more."""
+    """Yield one sentence for each string that names a module without an entry in `NAMED`.
+
+    Entries that no longer match a string give a sentence, too.
+    """
     known = modules(root)
     left = set()
     for lines in NAMED.values():

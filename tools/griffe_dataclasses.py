@@ -17,6 +17,6 @@ class LazyDataclasses(griffe.Extension):
     """Resolves our decorator as that of `dataclasses`."""
 
     def on_alias_instance(self, *, alias: griffe.Alias, **kwargs: Any) -> None:
-        """Change the target of an import as soon as it was read."""
+        """Change the target of an import as soon as it has been read."""
         if alias.target_path == OURS:
             alias.target_path = "dataclasses.dataclass"

@@ -41,7 +41,7 @@ KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false
 
 
 def classes() -> dict[str, type[Message]]:
-    """Return every class of a message, by its name.
+    """Return every class of a message, by name.
 
     Raises:
         ValueError: two classes have one name, and the page has a section for each name.

@@ -101,7 +101,7 @@ def _parsed(entry: dict[str, Any], path: Path) -> Mutant:
     if len(changes) != 1 or set(entry) - {"at"} != expected:
         raise MutantError(
             f"{path.name}: {entry.get('handler')}: an entry has fault, handler, in, tests and one "
-            f"of {', '.join(CHANGES)}; also by with replace; perhaps at"
+            f"of {', '.join(CHANGES)}; `replace` also needs by; at is optional"
         )
     return Mutant(
         fault=entry["fault"],

@@ -117,7 +117,7 @@ def export(commit: str, folder: Path) -> None:
 
 @contextlib.contextmanager
 def tree_of(commit: str) -> Iterator[Path]:
-    """Give a folder with the tree of a commit; it is deleted at the end."""
+    """Yield a folder with the tree of a commit; it is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="proofs-") as folder:
         export(commit, Path(folder))
         yield Path(folder)
@@ -155,7 +155,7 @@ def carry(commits: Sequence[str], root: Path, mutants: Sequence[Mutant], record:
 
 
 def _proven(commit: str, tree: Path) -> dict[tuple[int, str], str]:
-    """Return for each proof valid in a commit's tree, by fault and code, where it was run."""
+    """Return the commits on which the proofs valid in a tree were run, by fault and code digest."""
     entries: dict[str, Any] = json.loads((tree / RECORD).read_text(encoding="utf-8"))
     before = _record_before(commit)
     tools = _tools_of(commit, tree)

@@ -1,7 +1,7 @@
 """The files of an attempt that name what it uses of its node's environments.
 
-The agent that prepares the attempt writes them. Later agents read them, and every process that
-removes or rebuilds environments.
+The agent that prepares the attempt writes them. Later agents read them, and so does every process
+that removes or rebuilds environments.
 """
 
 from __future__ import annotations

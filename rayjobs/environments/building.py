@@ -136,7 +136,7 @@ async def run(
     this process dies.
 
     Args:
-        doing: Its purpose, as in "packages cannot be resolved".
+        doing: What failed if the program does, as in "the packages cannot be resolved".
         shown: Its name in the log; None: its arguments; "": nothing.
 
     Raises:
@@ -191,7 +191,7 @@ def tied_to_this_process(arguments: Sequence[str]) -> list[str]:
 
 @functools.cache
 def _setpriv() -> str | None:
-    """Return the path of a `setpriv` with that option, which Busybox's and old versions lack."""
+    """Return the path of a `setpriv` that has `--pdeathsig`; Busybox's and old versions lack it."""
     path = shutil.which("setpriv", path="/usr/bin:/bin")
     if path is None:
         return None

@@ -145,7 +145,10 @@ class Cache:
         return folder
 
     def finish(self, key: str, venv: Path, lock: str, record: dict[str, Any]) -> None:
-        """Make a complete environment visible under its unused name. The caller holds the lock."""
+        """Make a complete environment visible under a name that no attempt uses.
+
+        The caller holds the lock.
+        """
         (venv / LOCK).write_text(lock)
         (venv / RECORD).write_text(json.dumps(record))
         sync_file_system(venv)

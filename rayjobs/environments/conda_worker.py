@@ -33,7 +33,7 @@ PLATFORM = "linux-64"
 # Exit codes.
 FAILED = 1
 NOT_INSTALLED = 3  # there is no py-rattler
-UNSOLVABLE = 4  # no packages, of today's index, satisfy the specifications
+UNSOLVABLE = 4  # no packages in today's index satisfy the specifications
 _BUILD = re.compile(r"[^\s=<>!~\[]+=[^\s=]+=[^\s=]+")  # NAME=VERSION=BUILD
 _SOLVE_TIMEOUT = timedelta(minutes=10)
 _LOOK_S = 0.5
@@ -129,7 +129,7 @@ class Seen:
     """The time of the last progress."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Watch the growth of a file, or get a call for each step."""
+        """Watch the growth of `file`; without one, the instance is called at each step."""
         self._file, self._size = file, -1
         self.at_s = time.monotonic()
 

@@ -37,7 +37,7 @@ SOURCES = "${RAYJOBS_SOURCES}"
 """Placeholder for the folder of files that travel with jobs: a lock is the same on every node."""
 
 Run = Callable[[list[str], str], Awaitable[None]]
-"""Runs a program and logs its output; the text states its purpose."""
+"""Runs a program and logs its output; the text describes a failure."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ class Conda:
     async def solve(self, asked: Asked) -> str:
         """Return a lock of the packages, for the virtual packages of this node.
 
-        A program of the node has no lock before it has installed; this returns the request instead.
+        A program of the node gives a lock only after it has installed the packages. For it, this
+        returns the request instead.
 
         Raises:
             PrepareError: class ``environment``, in the solver's words.

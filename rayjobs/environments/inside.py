@@ -174,4 +174,4 @@ def _settings(variables: Mapping[str, str]) -> list[Path]:
 
 
 def _home(variables: Mapping[str, str]) -> Path:
-    return Path(variables.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - of a user without a home too
+    return Path(variables.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - a user may have no home

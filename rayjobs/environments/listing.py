@@ -82,7 +82,7 @@ def prune_to_size(root: Path, most_bytes: int, *, dry_run: bool) -> tuple[list[B
         root: The node's scratch folder, which contains the environments.
 
     Returns:
-        The ones to remove, and the removed ones.
+        The environments that were chosen, and what was removed: nothing in a dry run.
     """
     removed, gone = Removed(), []
     everything = built(root / prune.FOLDER)
@@ -104,7 +104,7 @@ def prune_to_size(root: Path, most_bytes: int, *, dry_run: bool) -> tuple[list[B
 
 
 def prune_unused(root: Path, older_than_s: float, *, dry_run: bool) -> list[Built]:
-    """Remove environments unused for this many seconds; return those removed or to be removed."""
+    """Remove environments unused for this many seconds; return those that were chosen."""
     cutoff = time.time() - older_than_s
     gone = []
     for one in built(root / prune.FOLDER):

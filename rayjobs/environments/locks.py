@@ -58,11 +58,11 @@ def packages(lock: str) -> list[Package]:
 def stored(
     workspace: OpenWorkspace, job: str, *, attempt: int | None = None, name: str = ENVIRONMENT_LOCK
 ) -> str | None:
-    """Return the lock that is stored with a job; None if it does not exist or cannot be read.
+    """Return a lock that is stored with a job; None if it does not exist or cannot be read.
 
     Args:
         attempt: Only the lock of this attempt; None: of any attempt.
-        name: The name of another record that a first node stores.
+        name: The stored file; besides the lock, any text that the job's first node stores.
     """
     try:
         for file in workspace.store.files(job):

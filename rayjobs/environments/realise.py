@@ -1,4 +1,4 @@
-"""Realises environments on a node: resolves and builds each once, then reuses it by its lock."""
+"""Provides environments on a node: resolves and builds each once, then reuses it by its lock."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Environments:
         request wait.
 
         Args:
-            asked: The ``environment`` of a spec: pip, python.
+            asked: The ``environment`` of a spec, as JSON data.
 
         Raises:
             PrepareError: class ``environment``: it cannot be resolved or built, with the resolver's

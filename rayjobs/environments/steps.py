@@ -83,7 +83,7 @@ class Steps:
 
     @asynccontextmanager
     async def building(self) -> AsyncIterator[None]:
-        """Protect build files from a prune, which takes this lock only while it removes files."""
+        """Hold the shared lock of builds, which keeps a prune from removing build files."""
         with ExitStack() as stack:
             lock = locked(self.cache.builds, shared=True)
             await asyncio.to_thread(stack.enter_context, lock)

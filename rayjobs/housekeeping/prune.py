@@ -101,17 +101,17 @@ class PrunePlan:
         return [job for unit in self.units for job in unit.jobs]
 
     def files_unreferenced(self, *, done: bool) -> int:
-        """Return how many listed files, including logs, the jobs lose; with `done`, have lost."""
+        """Return how many files, logs included, the jobs will lose; `done`: have lost so far."""
         return sum(unit.rows for unit in self.units if not done or set(unit.jobs) <= self.pruned)
 
     @property
     def bytes(self) -> int:
-        """The bytes that it frees."""
+        """How many bytes the prune frees."""
         return sum(self.sizes[key] for key in self.going)
 
     @property
     def bytes_left(self) -> int:
-        """The bytes that stay stored."""
+        """How many bytes stay stored."""
         return sum(self.sizes.values()) - self.bytes
 
     def size_of(self, unit: Unit) -> int:
@@ -142,6 +142,7 @@ def plan(
     """Return what would be removed; changes nothing.
 
     Raises:
+        UsageError: the files cannot be reached from here.
         StoreError: the store or the files cannot be read.
         UnsafeDeletionError: the folder of the files is a link, or belongs to another user.
     """
@@ -314,7 +315,7 @@ def _stays(root: str, jobs: list[PrunableJob], view: PruneView) -> str:
 
 
 def _packed_keys(reference: str, blobs: BlobStore) -> frozenset[str]:
-    """Return the keys of the files that were given at submit to resume from, and of their list."""
+    """Return the keys of the files that a submit gave to resume from, and of their listing."""
     listing = blob_key(reference.removeprefix(PACKED))
     try:
         with blobs.open(listing) as stream:

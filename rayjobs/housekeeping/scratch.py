@@ -101,7 +101,7 @@ class ScratchPlan:
 
     @property
     def bytes(self) -> int:
-        """The bytes that it frees."""
+        """How many bytes the prune frees."""
         return sum(item.bytes for item in self.items)
 
 
@@ -117,7 +117,8 @@ def plan(
     Args:
         workspace: A workspace in addition to those that the targets of this home serve.
         older_than_s: How long snapshots, inputs, environments and attempts of unknown jobs must be
-            unused; at least an hour. Attempts of finished jobs need not be old.
+            unused; less than an hour counts as an hour. It does not apply to attempts of finished
+            jobs.
         ended_s: Attempts may be removed this many seconds after their job has ended.
     """
     root = node_root(home)

@@ -95,8 +95,9 @@ def backup(workspace: Path, to: Path) -> Copied:
 def restore(source: Path, to: Path) -> Copied:
     """Make a workspace in a folder from a backup.
 
-    It is the workspace that was backed up: its unfinished jobs continue there. If the original is
-    still in its place, it is a copy, and becomes a separate workspace with its first submit.
+    The restored workspace takes the place of the one that was backed up: unfinished jobs continue
+    there. If the original still exists, the restored one is a copy, which becomes a separate
+    workspace with its first submit.
 
     Raises:
         NotFoundError: there is no backup.

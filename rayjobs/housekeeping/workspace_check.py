@@ -27,7 +27,7 @@ class Report:
 
     Attributes:
         values: What was measured, by name.
-        lines: The same in words.
+        lines: The measurements in words.
         problems: What does not work, and what to do.
     """
 

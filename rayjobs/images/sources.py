@@ -23,7 +23,7 @@ KINDS = ("dataset:", "output:", "saved:")
 def source_of(workspace: OpenWorkspace, text: str, say: Callable[[str], None]) -> str:
     """Return the source that a text names, after storing a local folder or file.
 
-    It is stored only once, under the digest of its files' names, sizes and times.
+    Local data is stored only once, under the digest of its files' names, sizes and times.
 
     Raises:
         NotFoundError: it is neither a local path nor data of the workspace.

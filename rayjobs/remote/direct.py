@@ -68,7 +68,7 @@ class Bucket:
 
     @contextmanager
     def reading(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
-        """Yield a function that returns a blob's bytes from a first to a last one, inclusive.
+        """Yield a function that returns a blob's bytes between two positions, both inclusive.
 
         The function returns no bytes if the server must send them. It does not verify them.
         """

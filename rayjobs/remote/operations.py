@@ -33,8 +33,9 @@ class Operation:
         path: Arguments in braces are part of the path; the rest are in the query (GET, DELETE) or
             the body.
         role: Who may call it.
-        method: The method of the store; ``catalogue.…`` of the catalogue.
-        user: The argument that the server sets to the user; for one in `RECORDS`, its field.
+        method: The method of the store, or of its catalogue (``catalogue.…``).
+        user: The argument that the server sets to the user's name; of an argument in `RECORDS`, it
+            sets the field ``user``.
         own: The argument (or ``argument.field``) that names a job, or a list of jobs, which
             submitters may only change if they own them; the value None names no job.
         spec: The argument with a job's spec, which must be valid where the server runs.
@@ -70,7 +71,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """The method's name without its part."""
+        """The method's name without ``catalogue.``."""
         return self.method.rpartition(".")[2]
 
     @property

@@ -56,7 +56,7 @@ def open_server(server: Connection) -> OpenWorkspace:
 
 
 class HttpStore(Forwarded):
-    """A `Store` behind a server, which does what the table of operations has."""
+    """A `Store` behind a server, limited to the operations in the table."""
 
     def __init__(self, server: Connection) -> None:
         super().__init__(Store, partial(_send, server, ""))

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 PAGING = {"page_size", "cursor"}
 AWAY = (StoreUnreachableError, StoreBusyError, DatastoreUnavailable)
-# Pieces of uploads, which change nothing until they are kept; wake-ups; the use of a blob.
+# Pieces of an upload, which change nothing until the upload is kept; wake-ups; uses of a blob.
 UNAUDITED = ("/v1/uploads/{name}", "/v1/uploads/{name}/parts", "/wake", "/v1/blob-uses/{key:path}")
 UNREAD = (400, 408, 413, 429)  # requests without any effect
 
@@ -222,7 +222,7 @@ class _Gate:
                         note(request, refusal.caller, refusal.status)
                 return error_answer(refusal.status, "UsageError", str(refusal), refusal.headers)
             except RayjobsError as error:
-                return _refused(error, self.lines, may_repeat=True)  # nothing was done
+                return _refused(error, self.lines, may_repeat=True)  # the handler did not run
             status = 500
             try:
                 answer = await answered(request, caller)

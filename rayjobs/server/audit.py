@@ -59,7 +59,7 @@ class Audit:
                 self._writing.start()
 
     def close(self) -> None:
-        """Write the pending rows once, when the server ends."""
+        """Write the pending rows before the server ends; a failed write is not retried."""
         self._closing.set()
         with self._lock:
             writing = self._writing

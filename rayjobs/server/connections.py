@@ -15,8 +15,8 @@ REST_S = 5.0  # for the rest of a refused body: afterwards its sender reads the 
 class BoundedProtocol(H11Protocol):
     """Closes a connection whose next request does not arrive in time, even if its bytes trickle in.
 
-    Uvicorn's keep-alive time limits idle connections after an answer, and readers of bodies limit
-    bodies.
+    Uvicorn's keep-alive time limits idle connections after an answer; `bodies.bytes_of` limits how
+    long a body may take.
     """
 
     _ending: asyncio.TimerHandle | None = None

@@ -20,10 +20,10 @@ from rayjobs.workspace.folder import OpenWorkspace
 
 POLL_S = 0.1
 BEAT_S = 1.0  # within this time, a client learns that the stream is alive
-MOST_RATE = 500  # parts that all clients of a log get per second while it grows steadily
+MOST_RATE = 500  # parts per second, over all clients of a log that grows steadily
 MOST_POLLS = 500  # polls per second of all logs: with more than 50 logs each is polled less often
 FRESH_S = 0.3  # age of a job's record
-KEPT_S = 10.0  # for this time after its last use, each read of the store includes a job
+KEPT_S = 10.0  # reads of the store include a job until this long after its last use
 MOST_WAITING = 1 << 20  # bytes that wait for a slow client
 
 _Position = tuple[int, int | None]
@@ -252,7 +252,7 @@ def _after(parts: Iterator[Part], given: _Position) -> Iterator[Part]:
         if part.attempt != attempt or not part.data or part.end is None:
             yield part
             continue
-        is_whole = len(part.data) == part.end - start  # else it stands for omitted output
+        is_whole = len(part.data) == part.end - start  # else the part stands for omitted output
         skip = 0 if end is None else max(0, end - start)
         start = part.end
         if end is None or part.end <= end:

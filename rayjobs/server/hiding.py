@@ -72,7 +72,7 @@ def _is_hidden(text: object) -> bool:
 
 
 def texts_without_store(value: Any) -> Any:
-    """Return a target's JSON data, in which sentences may name the database, without it."""
+    """Return a target's JSON data without the address of the database in its sentences."""
     if isinstance(value, str):
         return without_address(value)
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Routes of OpenID Connect logins: the only ones without a token."""
+"""Routes of OpenID Connect logins, which need no token of this server."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Requests:
             self._counts[verb, path, status] += 1
 
     def lines(self) -> Iterable[str]:
-        """Yield the lines of all metrics."""
+        """Yield the lines of the metrics of requests."""
         with self._lock:
             buckets = {verb: list(found) for verb, found in self._buckets.items()}
             sums, counts = dict(self._sums), dict(self._counts)
@@ -173,7 +173,7 @@ async def _status(name: str) -> StatusAnswer | None:
 
 
 def _sizes(node: NodeStatus) -> dict[str, tuple[float, float]]:
-    """Return how much of each resource a node has, in all and free."""
+    """Return the total and the free amount of each resource of a node."""
     return {"cpus": (node.cpus, node.free_cpus), "gpus": (node.gpus, node.free_gpus)}
 
 

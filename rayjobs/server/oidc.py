@@ -41,7 +41,7 @@ class Settings:
     """The provider, and the meaning of its claims here.
 
     Attributes:
-        issuer: Its address, as in ID tokens.
+        issuer: The provider's address, as in ID tokens.
         client_id: The provider's id for rayjobs.
         claim: The claim that names the user.
         groups: The claim with a user's groups.

@@ -1,6 +1,7 @@
 """The view of a target's answers for users of one workspace: a target can serve several.
 
-What these functions do not name stays hidden: a new field of an answer has its default here.
+Of a status or an explanation, users see only the fields that these functions copy: a field that is
+added later keeps its default.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def page_of(
 
 
 def _jobs(ask: Callable[..., Any], which: JobFilter, size: int, after: _Position | None) -> _Part:
-    """Return jobs after the one with a serial; the position also gives how many may follow."""
+    """Return a page of jobs; a position has the last serial, and how many jobs may follow."""
     left = which.limit
     if left is not None and left < 0:
         raise Refusal(400, "limit must be a whole number from 0")
@@ -100,7 +100,7 @@ def _of_whole(found: Sequence[Any], size: int, after: _Position | None) -> _Part
     at = 0
     if after is not None:
         number, name = after
-        # Its position, in case the item has been removed meanwhile.
+        # The position in the list counts only if the item has been removed meanwhile.
         at = next((n for n, item in enumerate(found, 1) if _name_of(item) == name), number)
     items = found[at : at + size]
     if len(found) <= at + size:

@@ -31,14 +31,14 @@ class HandlerRoute(Generic[T]):
     """A route with its own handler. The OpenAPI document describes it from these fields.
 
     Attributes:
-        verb, path: Of the requests.
+        verb, path: The method and the path of the requests.
         role: Who may send them.
         handler: Returns the value of the answer, or a whole response.
         answer: The type of the answer's value; of a stream, the type of its records.
-        media: The form of the answer. Other than JSON, the handler returns the response.
+        media: The media type of the answer. Unless it is JSON, the handler returns the response.
         body: The type of a request's JSON body, for `bodies.body_of`; `bytes`: a file; None: there
             is no body.
-        headers: Of the answer.
+        headers: Additional headers of a JSON answer.
         hides_store: Sentences in the answer may name the database's address, which is removed.
     """
 

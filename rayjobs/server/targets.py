@@ -36,7 +36,7 @@ from rayjobs.workspace.http_messages import StartedTarget
 from rayjobs.workspace.users import Role
 
 ANSWER_S = 20.0
-SAME_START_S = 60.0  # after a longer pause between requests, a start is another one
+SAME_START_S = 60.0  # requests that are further apart belong to different starts
 # Requests that clients may send to a target; others, such as ending it, are not allowed.
 READ = ("ping", "status", "explain")
 OF_A_JOB = ("evict", "stacks", "store", "session")
@@ -170,7 +170,7 @@ def _name_of(request: Request) -> str:
 
 
 async def _check_allowed(workspace: OpenWorkspace, asked: TargetRequest, caller: Caller) -> None:
-    """Refuse a request to a target that this client may not make."""
+    """Refuse a request that this client may not send to a target."""
     if asked.op in OF_A_JOB:
         if caller.token.role < Role.SUBMITTER:
             role = caller.token.role.name.lower()
@@ -214,7 +214,7 @@ def _asking(workspace: OpenWorkspace) -> Callable[[Request, Caller], Awaitable[F
         if answer is None:
             return ForwardedAnswer(is_late=False, answer=None)
         shown = own_view(answer, str(workspace.path)).to_json()
-        if asked.op in READ:  # the others may have output of jobs
+        if asked.op in READ:  # other answers may contain output of jobs, which stays as it is
             shown = hiding.texts_without_store(shown)
         return ForwardedAnswer(is_late=False, answer=shown)
 

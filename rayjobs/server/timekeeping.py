@@ -1,7 +1,7 @@
 """Keeps a timekeeper running for a workspace's schedules on the server's machine.
 
 The timekeeper is a separate process, which dies with its machine or container. The target may never
-start it again: it can be on another machine, or have nothing to do.
+restart it, because the target can be on another machine, or have nothing to do.
 """
 
 from __future__ import annotations

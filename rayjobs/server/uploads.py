@@ -125,7 +125,7 @@ def routes(workspace: OpenWorkspace, presigned: Presigned | None) -> Routes:
 
 
 def _direct(workspace: OpenWorkspace, presigned: Presigned | None) -> Routes:
-    """Return the routes that answer with signed addresses; null: the server must get the bytes."""
+    """Return the routes that answer with signed addresses; null: use the server instead."""
 
     async def parts(request: Request, caller: Caller) -> Parts | None:
         pieces = upload_of(workspace, request.path_params["name"], caller)
@@ -178,7 +178,7 @@ class _Keeping:
 
 
 def upload_of(workspace: OpenWorkspace, name: str, caller: Caller) -> Pieces:
-    """Return a caller's upload, which may not have started.
+    """Return a caller's upload, which may not have started yet.
 
     Raises:
         Refusal: the name is not that of an upload.
@@ -263,7 +263,7 @@ def _store(blobs: BlobStore, path: Path, key: str | None, digest: str | None) ->
     if digest is not None:
         with path.open("rb") as file:
             check_digest(digest, digest_of_stream(file), "the upload")
-    # A snapshot's key identifies its content: others run it without sending it again.
+    # A snapshot's key identifies its content: other users run the snapshot without sending it.
     with path.open("rb") as file:
         require_key(file, key)
     if blobs.exists(key):

@@ -1,4 +1,4 @@
-"""The past as the queue uses it and is measured by it: durations, predictions, waits, usage."""
+"""The history that the queue uses and is measured by: durations, predictions, waits, usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training of images is killed, preempted, or loses its images, its storage or its disk."""
+"""An image training is killed, preempted, or loses its images, its storage or its disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job of root tries to unmount its inputs: the data that it reads stays unchanged."""
+"""A job that runs as root tries to unmount its inputs: the data that it reads stays unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every port of the local head is on loopback, refuses callers without token, or is documented."""
+"""Each port of the local head is on loopback, refuses callers without a token, or is documented."""
 
 from __future__ import annotations
 

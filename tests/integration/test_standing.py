@@ -1,4 +1,4 @@
-"""A script inherits the same on a real target as under `python script.py`."""
+"""A script inherits the same niceness, umask and files on a real target as from a shell."""
 
 from __future__ import annotations
 

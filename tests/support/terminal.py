@@ -108,7 +108,7 @@ class Screen:
         elif given == "?1049" and self.is_alternate != (kind == "h"):
             self._switch()
         else:
-            # Colours, and showing or hiding the cursor, change no character.
+            # Colors, and showing or hiding the cursor, change no character.
             assert kind == "m" or given == "?25", f"ESC[{given}{kind}"
 
     def _switch(self) -> None:

@@ -26,7 +26,7 @@ class Finding:
         topic: What was checked.
         text: What was found.
         remedy: What to do about it; empty if nothing needs to be done.
-        data: The same for programs.
+        data: The finding as JSON data, for programs.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""Filters that name something unknown are refused; valid filters without matches report it."""
+"""Filters that name something unknown are refused; valid ones without matches say so."""
 
 from __future__ import annotations
 

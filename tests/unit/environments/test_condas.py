@@ -1,4 +1,4 @@
-"""Environments of conda, made by the real py-rattler from a channel that the tests make."""
+"""Conda environments, made by the real py-rattler from a channel that the tests make."""
 
 from __future__ import annotations
 

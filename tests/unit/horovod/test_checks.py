@@ -1,4 +1,4 @@
-"""Jobs of MPI and Horovod are refused for missing parts, with a remedy."""
+"""MPI and Horovod jobs are refused if software is missing, with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installing Horovod: what is missing is named, a kept wheel is taken, another one is not."""
+"""Installing Horovod: missing parts are named, and a stored wheel is used only where it fits."""
 
 from __future__ import annotations
 

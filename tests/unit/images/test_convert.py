@@ -1,4 +1,4 @@
-"""Image directories out of folders and archives."""
+"""Image directories made from folders and archives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training shows of its model: tables, and pictures for whatever classes are called."""
+"""What a training shows of its model: tables, and pictures whatever the classes are called."""
 
 from __future__ import annotations
 

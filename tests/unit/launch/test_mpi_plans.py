@@ -1,4 +1,4 @@
-"""The plans of jobs of MPI and of Horovod's Gloo controller."""
+"""The plans of jobs with MPI and with Horovod's Gloo controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ONNX file and its external weights are one model, which is that file."""
+"""An ONNX file and its external weights are one model, whose path is that of the file."""
 
 from __future__ import annotations
 

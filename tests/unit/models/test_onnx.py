@@ -1,4 +1,4 @@
-"""Models of PyTorch as ONNX: the command, and a script that exports by itself."""
+"""PyTorch models as ONNX: the command, and a script that exports its own model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users of one workspace see of a target's answers only what the server names."""
+"""Users of one workspace see only those parts of a target's answers that the server names."""
 
 from __future__ import annotations
 

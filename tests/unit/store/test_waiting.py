@@ -1,4 +1,4 @@
-"""What a target reads of the queue: marks that show changes, and a token that detects them."""
+"""What a target reads from the queue: marks that show changes, and a token that detects them."""
 
 from __future__ import annotations
 

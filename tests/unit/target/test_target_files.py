@@ -1,4 +1,4 @@
-"""Files of a target are read as they were written; of earlier versions and damaged ones, too."""
+"""Files of a target are read in today's and earlier versions; a damaged one counts as missing."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def _checked(one: tuple[str, Callable[[], bytes]]) -> tuple[str, str, bytes, str
 
 
 def _chosen(paths: list[str], share: float, seed: int) -> list[str]:
-    """Return the images of a class that are for validation; both parts get at least one."""
+    """Return the images of a class that are for validation; of two or more, each part gets one."""
     if len(paths) < 2:
         return []
     ordered = sorted(paths, key=lambda path: hashlib.sha256(f"{seed}/{path}".encode()).digest())

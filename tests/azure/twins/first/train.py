@@ -1,4 +1,4 @@
-"""A small network on points of two classes; logs by azureml.core.Run."""
+"""A small network on points of two classes; logs with azureml.core.Run."""
 
 import argparse
 import os
