@@ -220,8 +220,8 @@ class AbstractDataset(ABC):
 
         Local files are read once for their digests, which `progress` follows; files that the newest
         version lists with the same size and mark are not read again. If the newest version of the
-        name has exactly these files, it is returned, even with `create_new_version`, after `tags`
-        were added to it.
+        name has exactly these files, it is returned, and `create_new_version` only adds `tags` to
+        it.
 
         Raises:
             DatasetExists: the name belongs to other files, and `create_new_version` is False.

@@ -527,7 +527,7 @@ def _ends_of(links: Iterable[str], place: Path) -> tuple[list[str], str]:
 
 
 def _to_close(files: Iterable[str], place: Path, *, folders_too: bool) -> list[str]:
-    """Return the paths to make read-only for `files`: the files themselves.
+    """Return the paths to make read-only: `files`, or their folders if there are too many files.
 
     A mount point cannot be removed or replaced, so making a file read-only affects nothing else.
 

@@ -138,7 +138,7 @@ def release(folder: Path, token: str) -> None:
 
 
 def trouble(folder: Path) -> errors.DatastoreError | None:
-    """Return the errors of the mount, the cause first; None if there are none."""
+    """Return the first error of the mount, or that it is dead; None if nothing went wrong."""
     mount = MountFolder(folder)
     for kind, message in mount.troubles():
         known = getattr(errors, kind, None)

@@ -37,7 +37,7 @@ class Patience:
         self._read_s = read_s
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._pending: dict[int, float] = {}  # thread → when its wait is to be reported
+        self._pending: dict[int, float] = {}  # thread → the time at which its wait is reported
         self._watching = False
         self._is_reported = False
         self._retried: tuple[int, float] = (0, 0.0)  # the last reported attempt, and when

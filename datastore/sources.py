@@ -61,13 +61,14 @@ def record_of_url_root(root: str) -> DatastoreRecord:
 
 
 def parse_sources(path: Any) -> tuple[Source, ...]:
-    """Return the sources that `path` means.
+    """Return the sources that `path` names.
 
-    It is one of, or a list of, `str`, `pathlib.Path`, DataPath, DataReference, Datastore and
-    (datastore, path).
+    Args:
+        path: A `str`, `pathlib.Path`, DataPath, DataReference, Datastore or (datastore, path), or a
+            list of these.
 
     Raises:
-        InvalidReference: An item is not one of these, or the list is empty.
+        InvalidReference: an item is not one of these, or the list is empty.
     """
     items = path if isinstance(path, list) else [path]
     if not items:
@@ -131,10 +132,13 @@ def _protocols() -> list[str]:
 
 
 def record_of_url(name: str, url: str) -> DatastoreRecord:
-    """Return the record of a datastore at `url`: a folder, `file://…` or `s3://bucket[/prefix]`.
+    """Return the record of a datastore at `url`.
+
+    Args:
+        url: A folder, `file://…`, `s3://bucket[/prefix]`, or a URL of a protocol of fsspec.
 
     Raises:
-        InvalidReference: `url` is not one of these, or could carry a secret.
+        InvalidReference: `url` is not one of these, or could contain a secret.
     """
     check_url(url, wildcards=not url.startswith("s3://"))
     if "://" not in url and "\0" not in url:  # a folder, relative to the user's current folder
@@ -189,8 +193,8 @@ def glob_pattern(glob: str) -> re.Pattern[str]:
 class _Found:
     """The contents of a source.
 
-    `shown` are the paths by which its files are known, in the order of `files`; `base` is the
-    part of them that the source itself names. `datastore` has the files.
+    `shown` has the path of each file as users see it, in the order of `files`; `base` is the part
+    of these paths that the source itself names. `datastore` is where the files are.
     """
 
     source: Source

@@ -106,7 +106,7 @@ class Datastore:
 
     @classmethod
     def get(cls, workspace: Catalogue | HasCatalogue, datastore_name: str) -> Datastore:
-        """Return the datastore with this name."""
+        """Return the datastore with this name. Raises DatastoreNotFound."""
         return cls(workspace, datastore_name)
 
     @classmethod

@@ -13,7 +13,7 @@ CountBytes = Callable[[int], None]
 
 
 class Stopped(Exception):
-    """Raised by a `CountBytes` function to end a transfer that another failure or the user ends."""
+    """Raised by a `CountBytes` function to end a transfer after another failure or an interrupt."""
 
 
 def ignore_bytes(count: int) -> None:

@@ -107,7 +107,7 @@ def pin(
 def outputs_made(
     store: RunStore, catalogue: Catalogue, job_id: str, *, name: str | None = None
 ) -> dict[str, MadeOutput]:
-    """Return the outputs that a job's newest attempt with outputs has stored, by name.
+    """Return a job's stored outputs by name, each from the newest attempt that stored it.
 
     Args:
         name: Only this output.
@@ -120,7 +120,7 @@ def outputs_made(
 
 
 def _stored(store: RunStore, job_id: str) -> dict[str, dict[int, OutputStored]]:
-    """Return what each node of the newest attempt with outputs has pinned, by name and by node."""
+    """Return what each node pinned of each output, in the newest attempt that stored the output."""
     newest: dict[str, dict[int, OutputStored]] = {}
     attempt: dict[str, int] = {}
     for event in store.events(job_id):

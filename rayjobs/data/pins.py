@@ -50,11 +50,11 @@ def pin(
 ) -> tuple[JobSpec, list[Problem], list[str]]:
     """Return a spec that names exact versions, with what is wrong and what could not be checked.
 
-    Args:
-        planned: Jobs that do not exist yet and may be named by ``output:JOB/NAME``.
-
     A path must exist. A dataset without a version gets the current newest one, so that a retry, or
     a job that waited for a week, reads the same files.
+
+    Args:
+        planned: Jobs that do not exist yet and may be named by ``output:JOB/NAME``.
     """
     problems = [*unknown_variables(spec), *_unknown_outputs(workspace, spec, planned)]
     warnings: list[str] = []
@@ -229,7 +229,7 @@ def unknown_variables(spec: JobSpec) -> Iterator[Problem]:
 
 
 def datastore_of(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord, ...]:
-    """Return the datastore that a path of a spec is in; none for a dataset, which may have many.
+    """Return the datastore of a path in a spec; empty for a dataset or a job's output.
 
     Raises:
         DatastoreError: it does not exist.
@@ -240,7 +240,7 @@ def datastore_of(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord
 
 
 def datastores_of(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord, ...]:
-    """Return the datastores that a dataset's files are in; nothing is contacted.
+    """Return the datastores that a dataset's files are in, without contacting them.
 
     Raises:
         DatastoreError: there is no such dataset.

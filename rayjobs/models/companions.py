@@ -1,4 +1,4 @@
-"""Companions: files that belong to a model's file and are next to it, as an ONNX model's weights.
+"""Companions: files next to a model's file that belong to it, such as an ONNX model's weights.
 
 PyTorch's exporter writes them as ``NAME.onnx.data``; without them ``NAME.onnx`` cannot be loaded.
 """

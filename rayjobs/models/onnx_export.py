@@ -1,4 +1,4 @@
-"""Exports a PyTorch model to ONNX, checks the result, and compares it with PyTorch's.
+"""Exports a PyTorch model to ONNX, checks the file, and compares its results with PyTorch's.
 
 Source: PyTorch, `torch.onnx.export`; ONNX, `onnx.checker`; ONNX Runtime.
 """

@@ -127,7 +127,7 @@ def download(
     model's files replace files of the same name; other files in the folder stay.
 
     Raises:
-        UsageError: it already exists, and `exist_ok` is off.
+        UsageError: the file or folder already exists, and `exist_ok` is off.
         StoreError: a stored file is damaged; nothing was written.
     """
     target = Path(target_dir) / PurePosixPath(model.path).name

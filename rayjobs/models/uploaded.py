@@ -28,7 +28,7 @@ UPLOADED = "uploaded"
 """The key in a lineage without a run: ``{"by", "from", "host", "at"}``."""
 
 DERIVED = "derived_from"
-"""The key for the model from which one was converted: ``{"model", "digest"}``."""
+"""The key for the model from which this one was converted: ``{"model", "digest"}``."""
 
 
 def put(

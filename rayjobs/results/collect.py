@@ -60,7 +60,7 @@ TOGETHER_FILES = 500
 TOGETHER_BYTES = 64 << 20
 
 Watch = Callable[[str, int], None]
-"""Gets the name and the size in bytes of the next file to read or store."""
+"""Called with the name and the size in bytes of the next file to read or store."""
 
 
 @dataclass
@@ -322,7 +322,7 @@ class Publisher:
         """Store everything that is not stored yet; return the problems, one sentence each.
 
         Idempotent: call it again once there is space. Stored files are visible even if others could
-            not be stored.
+        not be stored.
         """
         with self._lock:
             problems = self._finish()
@@ -561,7 +561,7 @@ class MetricFollower:
         self._folder = AttemptPaths(Path(root)).metrics(0).parent
         self._attempt = attempt
         self._offsets: dict[int, int] = {}
-        self.left_out: dict[str, str] = {}  # file → why it, or its rest, is not read
+        self.left_out: dict[str, str] = {}  # file → why all or part of it is not read
 
     def batches(self, limit: int = 5000) -> Iterator[Batch]:
         """Yield the current records in batches of at most `limit`; confirm each batch.
@@ -586,7 +586,7 @@ class MetricFollower:
                     break
                 except OSError as error:
                     if open_files.is_exhausted(error):
-                        raise  # it passes, and nothing is left out
+                        raise  # temporary: nothing is left out
                     self.left_out[name] = f"{name} cannot be read ({error.strerror})"
                     break
                 if batch.next_offset == before:

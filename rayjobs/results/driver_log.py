@@ -1,4 +1,4 @@
-"""Reads a rank's output byte for byte, also while it grows and after its middle was removed.
+"""Reads a rank's output byte for byte, even while it grows and after its middle was removed.
 
 A log that grew beyond its cap has a hole (``driver_<rank>.holes.json`` next to it says where):
 readers get one line there that says how much is missing.

@@ -21,7 +21,7 @@ from rayjobs.workspace.blobs import BlobStore
 PREFIX = "live/"
 EVERY_S = 1.0
 AT_ONCE = 5  # pieces that are stored as soon as there is output
-MOST_PIECES = 8  # bytes per check; the rest waits for the next one
+MOST_PIECES = 8  # pieces per check; the rest waits for the next one
 PIECE_BYTES = 128 * 1024  # from this size on, a piece is no longer replaced
 POLL_S = 0.25
 LONGEST_POLL_S = 1.0
@@ -111,8 +111,8 @@ class Reader:
     """Reads the pieces of a rank's log.
 
     Attributes:
-        at: The position in the log up to which it was read.
-        given: How many bytes `read` has returned so far: fewer where a part was left out.
+        at: The position in the log up to which `read` has read.
+        given: How many bytes `read` has returned so far; less than `at` if a part was left out.
     """
 
     def __init__(self, blobs: BlobStore, prefix: str) -> None:

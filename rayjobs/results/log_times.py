@@ -5,7 +5,7 @@ attempt notes which logs have grown (`injob.log_times`). A line's time is that o
 that covers its end: it was printed then or at most half a second earlier (in an attempt that ran
 for days, up to 1/50,000 of its age earlier). The notes of an attempt of more than two seconds are
 stored with its files. Without notes, all lines of a short attempt get the time of its end; the
-times of a longer attempt, of an earlier rayjobs, are unknown.
+times of a longer attempt, which an earlier rayjobs ran, are unknown.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def merged_lines(
 ) -> Iterator[tuple[tuple[int, ...], bytes, float | None]]:
     """Yield all lines, each with the ranks that printed it and when the first of them did.
 
-    Each rank's lines keep their order. Of two ranks' different lines the earlier comes first; if
-    their times are equal or unknown, the order has no meaning.
+    Each rank's lines keep their order. Of different lines of two ranks, the earlier comes first;
+    if their times are equal or unknown, the order has no meaning.
     """
     merge = _Merge(logs)
     while merge.heads:
@@ -44,8 +44,8 @@ class _Merge:
     def __init__(self, logs: Mapping[int, Iterator[Timed]]) -> None:
         self.heads: dict[bytes, _Head] = {}
         self._waiting = {rank: _Lines(log) for rank, log in sorted(logs.items())}
-        # How many ranks have each line among their next ones; a head is ready when all of these
-        # show it.
+        # How many ranks have each line in their look-ahead; a head is ready when it is the next
+        # line of all these ranks.
         self._windows: Counter[bytes] = Counter()
         # By time, then by rank. A ready head may become unready, so it is checked when taken.
         self._ready: list[tuple[float, int, bytes]] = []

@@ -13,7 +13,7 @@ from rayjobs.results.metrics import Series, number_text, thin
 MOST_POINTS = 2000
 MOST_PANELS = 24
 COLUMNS = 2
-# Distinguishable with colour blindness. Source: Okabe and Ito, 2008.
+# Distinguishable with color blindness. Source: Okabe and Ito, 2008.
 COLOURS = ("#1f5fa8", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 STYLES = ("-", "--", ":")
 

@@ -218,7 +218,7 @@ class Summary:
     Attributes:
         count: How many values were logged.
         last: The newest value; text for a value that is not a number.
-        best_low: Lowest and highest finite value; None when there is none.
+        best_low, best_high: Lowest and highest finite value; None when there is none.
         line: A sparkline.
     """
 

@@ -28,9 +28,10 @@ def records_of(attempt: Attempt) -> Iterator[tuple[int, UsageRecord]]:
 
 
 def peak_bytes(attempt: Attempt) -> int | None:
-    """Return the peak memory of an attempt's node; None: unknown.
+    """Return the peak memory of an attempt on one node, in bytes; None: unknown.
 
-    If a cgroup limited its memory, the kernel's own figure counts.
+    This is the highest of the figures that any node recorded: those of its samples, its cgroup and
+    its ranks.
     """
     peaks = [found.peak_bytes or 0 for _, found in records_of(attempt)]
     for one in attempt.exits:

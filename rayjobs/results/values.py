@@ -190,7 +190,7 @@ class ValueReader:
 
         Args:
             may_miss: Return an empty column with a note for a name that no listed job has, unless
-                it looks misspelt.
+                it looks misspelled.
 
         Raises:
             UsageError: no listed job has it; the message suggests similar names.

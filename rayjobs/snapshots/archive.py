@@ -61,7 +61,7 @@ def header(entry: Entry, size: int) -> bytes:
 
 
 def padding(size: int) -> bytes:
-    """Return the zeros that fill the last block of a content."""
+    """Return the zeros that fill the last block of a content of `size` bytes."""
     return b"\0" * (-size % BLOCK)
 
 

@@ -36,7 +36,7 @@ from rayjobs.snapshots.secrets_found import holds_secret, is_secret_name, is_sen
 LIMIT_S = 5.0
 # How long a submit waits for git once all else is ready.
 PATIENCE_S = 0.015
-# The same if an earlier result is known but the snapshot has changed, and packing took longer.
+# The same if git starts only after packing, since a cached state turned out to be outdated.
 PATIENCE_CHANGED_S = 0.25
 DIFF_BYTES = 256 * 1024
 UNTRACKED_NAMED = 20
@@ -63,7 +63,7 @@ _QUOTED = re.compile(
     r"""[fFrRbBuU]{0,2}\\?(?P<quote>\"{3}|'{3}|["'])(?P<value>(?:\\.|(?!(?P=quote)).)*)"""
 )
 _ANNOTATION = re.compile(r"[\w.\[\]|, ]+=[ \t]*")
-# In these, unquoted text is code, not a value; elsewhere a value ends with its line.
+# In files with these suffixes, unquoted text is code; in others, it is a value to the line's end.
 _CODE = frozenset(
     {
         *("py", "pyi", "pyx", "c", "cc", "cpp", "cxx", "cu", "cuh", "h", "hpp", "rs", "go"),
@@ -186,7 +186,7 @@ def one_line(facts: Mapping[str, Any]) -> str:
 class LastLook:
     """Caches the state of a source directory's last submit, which saves running git.
 
-    The directory counts as unchanged with the same commit, branch, remote, index and snapshot. A
+    The directory counts as unchanged if commit, branch, remote, index and snapshot are the same. A
     change of a tracked file outside the snapshot is noticed only with the next other change.
     """
 
@@ -336,7 +336,7 @@ class GitLook:
                     stream.close()
 
     def __enter__(self) -> GitLook:
-        """Ends git and its children at the end of the block."""
+        """Return this object; the end of the block ends git and its children."""
         return self
 
     def __exit__(self, *_: object) -> None:

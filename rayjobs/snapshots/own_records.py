@@ -1,4 +1,4 @@
-"""Recognises rayjobs' own records by content: a workspace, a home, a store, a token.
+"""Recognizes rayjobs' own records by content: a workspace, a home, a store, a token.
 
 They are never packed, whatever their name and location, and no ignore file can re-include them: a
 workspace contains every former snapshot, and a token opens the cluster.

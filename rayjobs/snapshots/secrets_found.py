@@ -1,4 +1,4 @@
-"""Recognises likely secrets by a file's name or content."""
+"""Recognizes likely secrets by a file's name or content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Summarises a snapshot's content, as a line of text and as data."""
+"""Summarizes a snapshot's content, as a line of text and as data."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def _extract(stream: Source, root: Path, limits: Limits) -> None:
                 f"folder; it is refused"
             )
     for path, target in links.items():
-        os.symlink(target, root / path)  # noqa: PTH211 - Path would normalise the text
+        os.symlink(target, root / path)  # noqa: PTH211 - Path would normalize the text
 
 
 def _check_place(entry: Entry, kinds: dict[str, Kind]) -> None:

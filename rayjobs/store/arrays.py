@@ -19,8 +19,8 @@ from rayjobs.store.rows import failure_of, job_of, same_submit, to_json
 
 KIND = "array"
 
-# Like a sweep it needs no allocation: its row is Running, and no target ever starts it. It starts
-# (`started_at`) with its first member.
+# Like a sweep, an array needs no allocation: its row is Running, and no target ever starts it. Its
+# `started_at` is the start of its first member.
 INSERT = """
 INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, parent, target,
     submitted_by, snapshot, spec, state, attempt, reason, priority, submitted_at, changed_at,
@@ -71,7 +71,7 @@ WHERE id = :parent AND kind IN ('array', 'pipeline')
 
 @dataclass(frozen=True)
 class ArrayEnd:
-    """How an array ends, all of whose members have ended.
+    """The end of an array whose members have all ended.
 
     Attributes:
         array: Its row, before its end.
@@ -118,7 +118,7 @@ def end_of(connection: sqlite3.Connection, member: sqlite3.Row) -> ArrayEnd | No
 
 
 def _cause(failed: Sequence[sqlite3.Row], total: int) -> Failure:
-    """Return the array's failure: the first of its members', preferably not a time limit."""
+    """Return the array's failure: that of the first failed member, preferably not a time limit."""
     known = [(row["array_index"], failure_of(row["failure"])) for row in failed]
     # A time limit has its own exit code, which is used only if nothing else failed.
     hard = [
@@ -273,7 +273,7 @@ def member_row(connection: sqlite3.Connection, array: sqlite3.Row, index: int) -
 
 
 def _fresh_ids(experiment: str, count: int) -> list[str]:
-    """Return this many different ids: among ten thousand random tails, two may be equal."""
+    """Return `count` distinct ids: among ten thousand random tails, two may be equal."""
     found: dict[str, None] = {}
     while len(found) < count:
         found[ids.job_id(experiment)] = None

@@ -271,7 +271,7 @@ class AttemptsPart(RunEnds, PipelineEnds):
             "not_before": time_text(not_before),
             "hold": hold,
         }
-        # Durable, since it may become a final state.
+        # Durable, since the job may get a final state.
         with self._database.write(durable=True) as connection:
             row = self._row(connection, job_id)
             old, new = JobState(row["state"]), JobState.QUEUED

@@ -38,8 +38,8 @@ class Report:
 
     Attributes:
         version: The schema's version; 0 for a file that is not a store.
-        file_system: Its kind, e.g. "ext4"; empty if unknown.
-        problems: Why it is unusable, with remedies.
+        file_system: The kind of file system, e.g. "ext4"; empty if unknown.
+        problems: Why the store is unusable, with remedies.
         warnings: Risks that may become problems.
     """
 
@@ -54,7 +54,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Upgrade:
-    """The result of an upgrade; `copy` is the store before it."""
+    """The result of an upgrade; `copy` is the path of a copy made before it, if one was made."""
 
     old: int
     new: int
@@ -339,7 +339,7 @@ def alone(path: Path) -> Iterator[sqlite3.Connection | None]:
 
 @contextlib.contextmanager
 def opened(path: Path, *, read_only: bool = False) -> Iterator[sqlite3.Connection]:
-    """Yield a connection in autocommit mode, whatever the file's version and its note are."""
+    """Yield a connection in autocommit mode, without checking the file's version or its note."""
     # A question mark or percent sign in a folder's name must not be parsed as part of the URI.
     uri = path.absolute().as_uri() + ("?mode=ro" if read_only else "")
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)

@@ -1,7 +1,7 @@
 """SQLite connections of one process: transactions, waits for the lock, our own errors.
 
-Statements go to the driver of the standard library: SQLAlchemy's import alone would take half
-of what a command may take (docs/decisions/0002-store-statements.md).
+Statements go to the driver of the standard library: importing SQLAlchemy alone would take half of
+the time that a command may take (docs/decisions/0002-store-statements.md).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Database:
         self._folder: FolderHandle | None = None  # of that file
         self._closed = False
         self._broken_by_fork = False
-        self._note_is_old = False  # the store of the open note was replaced
+        self._note_is_old = False  # True: the open note is that of a store that was replaced
         self._watchers = 0  # how many there have been so far
         self._renew()
         with self._errors():
@@ -113,8 +113,8 @@ class Database:
     def change(self) -> tuple[int, int]:
         """Return a value that changes with every commit of any connection and process.
 
-        For each connection, SQLite counts the commits of all others: so one that never writes is
-        kept for this. The first number changes with that connection.
+        SQLite's data_version changes only with the commits of other connections, so a connection
+        that never writes is kept for this. The first number changes when it is replaced.
         """
         if self.path is None:
             with self._held(), self._errors():
@@ -333,7 +333,8 @@ class Database:
                 return connection
             except sqlite3.OperationalError as error:
                 connection.close()
-                # The change to WAL and the last closing of a store do not use SQLite's own wait.
+                # SQLite's busy timeout covers neither the switch to WAL mode nor the closing of the
+                # last connection to a store.
                 if not _is_busy(error) or time.monotonic() > deadline:
                     raise
                 time.sleep(random.uniform(0.005, 0.05))  # noqa: S311 - not a secret
@@ -423,7 +424,7 @@ class Database:
                 f"`rayjobs db restore FILE`",
                 path=self.where,
             ) from error
-        # Its -wal file was removed while processes had it open, so they expect more than there is.
+        # The -wal file was removed while processes had it open, so they expect data that is gone.
         if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:
             raise StoreLostError(
                 f"the store {self.where} lacks the contents of its -wal file, which was removed or "
@@ -502,5 +503,5 @@ def _create_private(path: Path) -> None:
         ) from error
     except OSError as error:
         raise StoreError(f"the store {path} cannot be created: {error.strerror}") from error
-    # The name itself must survive a power failure, like the commits acknowledged below it.
+    # The file's name must survive a power failure, like the commits in the file.
     sync_folder(path.parent)

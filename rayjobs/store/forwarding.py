@@ -9,13 +9,14 @@ Send = Callable[[str, Sequence[Any], Mapping[str, Any]], Any]
 
 
 class Forwarded:
-    """Has the methods of a protocol, and sends each call of one elsewhere."""
+    """Has the methods of a protocol, and forwards each call."""
 
     def __init__(self, kind: type, send: Send) -> None:
         """Stand for an object of the protocol `kind`.
 
         Args:
-            kind: Some users test an object for its attributes, so this one has no others.
+            kind: The protocol. Callers may test an object for its attributes, so this object has
+                no others.
             send: Called with a method's name and its arguments; returns what the method returns.
         """
         self._kind = kind

@@ -26,7 +26,7 @@ from rayjobs.store.rows import cancellation_text, failure_of, failure_text, job_
 ATTEMPT = 1  # the only attempt of an interactive run
 DEFAULT_NAME = "run"
 
-# Like a sweep it waits for no allocation: its row is Running, and no target ever starts it.
+# Like a sweep, a run waits for no allocation: its row is Running, and no target ever starts it.
 INSERT = """
 INSERT INTO jobs (id, experiment, name, display_name, kind, parent, target, submitted_by, snapshot,
     spec, state, attempt, reason, priority, submitted_at, changed_at, started_at, placed_at,
@@ -68,13 +68,13 @@ class RunEnds(Part):
         """End a run; False if it has ended already.
 
         Args:
-            connection: Of the transaction.
+            connection: The transaction's connection.
             row: The run.
             outcome: Completed, Failed or Canceled.
             failure: What went wrong.
             now: The time.
-            reason: Why it ends; that of a cancellation is its sentence.
-            cancellation: Who canceled it.
+            reason: Why it ends; not used with a `cancellation`.
+            cancellation: Who canceled it; its sentence becomes the reason.
         """
         if cancellation is not None:
             reason = cancellation.sentence
@@ -131,7 +131,7 @@ class InteractivePart(RunEnds):
         new_id = new.id or ids.job_id(new.experiment)
         writer = writer_of(new.writer)
         owner = writer if isinstance(writer, AttemptWriter) else None
-        # It never runs anything, but each job has a spec.
+        # The run never executes it, but each job has a spec.
         spec = JobSpec(name="interactive", command="", target=INTERACTIVE)
         values = {
             "id": new_id,

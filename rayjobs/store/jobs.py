@@ -83,7 +83,7 @@ REVISIONS = "SELECT COUNT(*) FROM events WHERE job = :job AND kind = :kind"
 FIRST_REVISION = """
 SELECT * FROM events WHERE job = :job AND kind = :kind ORDER BY serial LIMIT 1
 """
-# A new `changed_at` makes the target read it again, and start nothing that it read before.
+# A new `changed_at` makes the target read the job again, and not start it as it was read before.
 REVISE = "UPDATE jobs SET spec = :spec, changed_at = :now WHERE id = :job"
 TAGS_AND_PRIORITY = "UPDATE jobs SET tags = :tags, priority = :priority WHERE id = :job"
 QUEUED_LIKE = """
@@ -219,7 +219,7 @@ class JobsPart(Part):
                 arrays = [row for row in arrays if has_member(connection, row, index)] or arrays
             if arrays and (newest or len(arrays) == 1):
                 return job_of(member_row(connection, arrays[0], index))
-        array = self.find(text, newest=newest)  # by its id; or this raises because several match
+        array = self.find(text, newest=newest)  # finds it by its id, or raises: several match
         with self._database.read() as connection:
             return job_of(member_row(connection, self._row(connection, array.id), index))
 
@@ -264,7 +264,7 @@ class JobsPart(Part):
             if not changes.is_about_hold:
                 return job_of(self._row(connection, job_id))
             changed = self._row(connection, job_id)
-        return job_of(changed)  # only now: a job with a damaged spec can also be held
+        return job_of(changed)  # after the commit: even a job with a damaged spec can be held
 
     def revise(self, read: Job, spec: JobSpec, changes: JobChanges = NO_CHANGES) -> Job | None:
         """See `Store.revise`."""

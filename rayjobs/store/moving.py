@@ -85,7 +85,7 @@ def to_postgres(path: Path, url: str, *, workspace: str, switch: Switch) -> Move
             with database.exclusive() as target:
                 _compare(_of_file(source), _of_postgres(target))
             # Processes that open the file from now on are refused: it has fewer events than its
-            # note.
+            # note says.
             witness.note(events_of(source) + 1, synced=True)
             switch()
             path.rename(aside)

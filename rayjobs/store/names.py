@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
-# The last number of a name, next to the store's own values. It only grows, so that a pruned name
-# never means another job.
+# The last number given to a name, kept in `meta`. It only grows, so that no job gets the name of a
+# pruned one.
 COUNT = """
 INSERT INTO meta (key, value) VALUES (:key, '1')
 ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(meta.value AS INTEGER) + 1 AS TEXT)

@@ -42,7 +42,7 @@ CONNECT_S = 5
 # A peer that accepts nothing for this long is gone; the kernel would wait for minutes.
 SILENT_MS = 20_000
 FIRST = 12  # the first version of the schema in PostgreSQL
-# NNNN.sql: from version NNNN - 1 to NNNN.
+# NNNN.sql upgrades from version NNNN - 1 to NNNN.
 MIGRATIONS = Path(__file__).parent / "migrations" / "postgres"
 MOVED = -1  # the version of a store whose rows were moved into a file
 VERSION_OF = "SELECT version FROM store_state"
@@ -52,7 +52,7 @@ NUMBER_OF = "SELECT CAST(pg_current_xact_id() AS TEXT)"
 FLUSH = "SELECT pg_logical_emit_message(true, 'rayjobs', '')"
 COUNTED = f"UPDATE store_state SET changes = changes + 1; COMMIT; {FLUSH}"  # noqa: S608 - made of our own words
 MANY = 200  # statements that are sent together
-CHANNEL = "rayjobs"  # of notifications for all schemas of a database
+CHANNEL = "rayjobs"  # the channel of the notifications for all schemas of a database
 
 log = logging.getLogger(__name__)
 
@@ -410,7 +410,7 @@ class PostgresDatabase:
             f"the store {self.where} is in PostgreSQL; copy it with `pg_dump --schema "
             f"{self._schema}`, and the workspace's folder with any copying tool"
         )
-        yield  # type: ignore[unreachable]  # what makes it a context manager
+        yield  # type: ignore[unreachable]  # a context manager needs a generator
 
     def close(self) -> None:
         """Close all unused connections; the others are closed after their use."""

@@ -17,7 +17,7 @@ MOST_OPEN = 16  # a server has more threads than this
 
 
 class Pooled(Protocol):
-    """A connection."""
+    """What the pool needs of a connection."""
 
     @property
     def plain(self) -> Any:
@@ -28,7 +28,7 @@ _Connection = TypeVar("_Connection", bound=Pooled)
 
 
 class Pool(Generic[_Connection]):
-    """Connections for one transaction each. Thread-safe; a fork needs a new one.
+    """Lends a connection for one transaction. Thread-safe; a forked process needs a new pool.
 
     Attributes:
         idle: The unused connections.

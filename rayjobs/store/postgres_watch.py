@@ -29,7 +29,8 @@ class Watch:
     Args:
         connect: Returns a new connection (`postgres.Connection`).
         payload: The payload of the relevant notifications.
-        key: The key of the signs of life, which are written while they are those of `epoch`.
+        key: The key of the signs of life, which are written only while the value under it belongs
+            to `epoch`.
         wake: Called from the thread: for a notification, and after each new connection, since
             notifications are lost without one.
     """

@@ -175,7 +175,7 @@ class PruningPart(Part):
 
     @staticmethod
     def _may_go(connection: sqlite3.Connection, jobs: Sequence[str]) -> list[str]:
-        """Return the final jobs that no unfinished job names, in this transaction."""
+        """Return those of the jobs that have ended and that no unfinished job names."""
         needed = _needed(connection)
         states = {
             job: connection.execute("SELECT state FROM jobs WHERE id = ?", (job,)).fetchone()

@@ -53,7 +53,7 @@ def jobs_using(connection: sqlite3.Connection, datastore: str) -> list[str]:
 
 
 def models_made_of(connection: sqlite3.Connection, name: str, version: int | None) -> list[str]:
-    """Return the models (``NAME:VERSION``) whose lineage names a version of a dataset, or any."""
+    """Return the models (``NAME:VERSION``) whose lineage names this dataset version (None: any)."""
     wanted = f"{name}:" if version is None else f"{name}:{version}"
     return [
         f"{row['name']}:{row['version']}"

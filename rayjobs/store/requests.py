@@ -81,10 +81,10 @@ class NewJob:
         user: Who submits it.
         id: Its id; None lets the store make one.
         idempotency_key: A second submit with the same key returns the first one's job.
-        parent: The sweep that it is a trial of.
+        parent: Its parent, such as the sweep of a trial or the run that submits it.
         kind: ``job``; other kinds are not started by a target.
         properties: Facts about the job, which can be added to but not changed.
-        claim: Write the trial only while this is the newest claim of `parent`
+        claim: Write the job only while this is the newest claim of `parent`
             (see `SweepStore.claim_sweep`).
         numbered: If the spec has no display name, give the job one that is unique in the store:
             the spec's name with the next number, such as ``train-3``.

@@ -127,7 +127,7 @@ def job_of(row: sqlite3.Row) -> Job:
 def _spec_of(row: sqlite3.Row) -> JobSpec:
     try:
         return spec_of(row["spec"])
-    except ValueError as error:  # pydantic's is one
+    except ValueError as error:  # pydantic's ValidationError is one
         first = str(error).replace("\n", " ")[:200]
         raise UnreadableSpecError(
             f"the spec of job {row['id']!r} cannot be read ({first}); it was damaged, or written "

@@ -39,7 +39,7 @@ LAST_VALUES = """
 SELECT job_serial, name, value FROM last_metrics
 WHERE name IN (SELECT value FROM json_each(:names))
 """
-# Steps from one name to the next in the key, independent of the number of jobs.
+# Jumps from one name to the next in the index: the cost does not depend on the number of jobs.
 METRIC_NAMES = """
 WITH RECURSIVE names (name) AS (
     SELECT MIN(name) FROM last_metrics
@@ -76,7 +76,7 @@ WHERE job = :job AND number > 1 AND number NOT IN (
          OR (:completed AND number = :attempt))
 """  # noqa: S608 - made of our own names
 
-PROGRAMS = "azure/"  # prefix of the keys of programs' settings among the store's own
+PROGRAMS = "azure/"  # prefix, in `meta`, of the keys of programs' settings
 
 # A range of the key's index: both databases compare text byte by byte.
 RANGE = "SELECT key, value FROM meta WHERE key >= :first AND key < :end ORDER BY key"

@@ -45,8 +45,8 @@ def check_version(connection: sqlite3.Connection, where: str) -> None:
 def bring_up_to_date(connection: sqlite3.Connection, path: Path | None) -> None:
     """Create the schema in a new store, or migrate an older one, each in one transaction.
 
-    `connection` must be in autocommit mode. Many processes may call it at once, also after one was
-    killed in the middle: uncommitted changes never existed.
+    `connection` must be in autocommit mode. Many processes may call it at once, even after one was
+    killed in the middle: its uncommitted changes are gone.
 
     Raises:
         StoreVersionError: the store is newer than this code, or older than the first release.

@@ -221,7 +221,7 @@ def _news(
 ) -> ChildNews:
     attempt = row["attempt"]
     known = cursor.get("ranks", {}) if cursor.get("attempt") == attempt else {}
-    # JSON has turned the keys of a mapping into strings.
+    # JSON turns the keys of a mapping into strings.
     ranks = {int(rank): int(sequence) for rank, sequence in known.items()}
     points: list[MetricPoint] = []
     rank = -1

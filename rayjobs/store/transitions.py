@@ -47,7 +47,7 @@ UPDATE jobs SET state = 'Queued', reason = :reason, changed_at = :now, started_a
 WHERE id = :job AND state IN ('Provisioning', 'Preparing', 'Running', 'Finalizing')
     AND attempt = :attempt AND cancel_requested_at IS NULL
 RETURNING attempt
-"""  # the serial stays: the job's old position. A job with a cancel request is not queued again
+"""  # the serial stays, and with it the position. A job with a cancel request is not queued again
 
 COMPLETE = """
 UPDATE jobs SET state = 'Completed', reason = :reason, failure = :failure, changed_at = :now,

@@ -29,7 +29,7 @@ END = "~"  # sorts after every time
 
 @dataclass(frozen=True)
 class Old:
-    """The entries that a prune removes from the record.
+    """The entries that a prune removes from the audit record.
 
     Attributes:
         end: Changes in lists that begin before this time are removed.
@@ -73,7 +73,7 @@ def page(store: Store, size: int, cursor: str) -> tuple[Sequence[Mapping[str, An
         UsageError: the cursor is not one that this returned.
     """
     last, skipped = _position(cursor)
-    # "!" sorts just after the list itself; some of the list's changes may still be missing.
+    # "!" sorts just after the list at which the last page ended: it may have more changes.
     lists: list[tuple[str, str]] = []
     for prefix in PREFIXES:
         found = store.meta_between(prefix, f"{prefix}{last}!", limit=size + 1, newest_first=True)

@@ -110,7 +110,7 @@ class BlobStore(Protocol):
         finds the blob does not store it, but still needs time to refer to it.
 
         Args:
-            quick: A person waits: fail soon if the storage does not answer.
+            quick: A person waits, so fail soon if the storage does not answer.
         """
         ...
 

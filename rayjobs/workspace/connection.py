@@ -38,7 +38,7 @@ FIRST_PATIENCE_S = 20.0
 NOTED_S = 1.0
 MOST_QUOTED = 120  # characters of a server's message in a note
 AGAIN_S = 0.5
-AWAY_S = 120.0  # a followed stream waits this long for the server's storage
+AWAY_S = 120.0  # how long a stream tries to reconnect before it reports the error
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 _BUSY = (429, 503)  # the server did nothing, and asks for a retry
@@ -133,7 +133,7 @@ class Connection:
         body: object = None,
         repeats: bool | None = None,
     ) -> T:
-        """Return the answer to a request of `rayjobs.workspace.http_messages`.
+        """Send a request; return its answer, such as a class of `rayjobs.workspace.http_messages`.
 
         Args:
             kind: The type of the answer.
@@ -403,7 +403,7 @@ class Connection:
             kind: The type of the records.
             query: Called at each start; its result says where the stream continues.
 
-        Yields None after a lost connection.
+        Yields None whenever the connection was lost.
 
         Raises:
             RayjobsError: the error that the server returned, or nothing arrived for two minutes.
@@ -539,7 +539,7 @@ def error_of(status: int, body: bytes, address: str) -> Exception:
     """Return the error for a server's answer."""
     try:
         sent = plain.read(ErrorAnswer, json.loads(body)).error
-    except ValueError:  # also of a proxy in front of the server
+    except ValueError:  # for example the answer of a proxy in front of the server
         if status == 404:
             return NotFoundError(f"{address} is not a rayjobs server of this version")
         return UnreachableError(f"{address} answered {status}")

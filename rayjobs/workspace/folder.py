@@ -57,13 +57,14 @@ class FolderRecord(Message):
     """``workspace.json``, which makes a folder a workspace.
 
     Attributes:
-        path: The folder in which it was last opened, by which a copy is recognised; None: an early
+        path: The folder in which it was last opened, by which a copy is recognized; None: an early
             rayjobs wrote the record.
         earlier: The previous folders of a moved workspace, newest first.
         formerly: All folders that the workspace's records may name.
         store: The address of its records if they are in PostgreSQL; None: they are in its folder.
         blobs: The address of its files if they are in S3; None: they are in its folder.
-        created_s: When it was created, in seconds since 1970; None: when the file was written.
+        created_s: When it was created, in seconds since 1970; None: the file's modification time
+            counts.
     """
 
     version: int = VERSION
@@ -198,7 +199,7 @@ def locate(explicit: str | None = None) -> Path:
     parents, the default workspace in the user's data folder.
 
     Raises:
-        UsageError: the name is empty, or a URL.
+        UsageError: the name is empty or a URL, or without `explicit`, this process uses a server.
     """
     if explicit is not None:
         return _named(explicit, "--workspace")

@@ -29,8 +29,8 @@ class ErrorFacts:
 
     Attributes:
         kind: The error's class in `rayjobs.core.errors` or `rayjobs.datastore.errors`.
-        problems: Of an invalid spec.
-        matches: The objects among which an ambiguous name does not decide.
+        problems: What is wrong with an invalid spec.
+        matches: The ids of the objects that an ambiguous name matches.
     """
 
     kind: str
@@ -183,7 +183,7 @@ class LoginAnswer:
 # -- notifications ---------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class NotificationRow:
-    """A receiver of notifications in a list; `user` None: of everyone's jobs."""
+    """A receiver of notifications in a list; `user` is None for the jobs of all users."""
 
     id: str
     user: str | None
@@ -203,7 +203,7 @@ class NotificationRow:
 
 @dataclass(frozen=True)
 class NewNotification:
-    """The request for a receiver of notifications; `everyone`: of all users' jobs."""
+    """The request to add a receiver of notifications; `everyone`: for the jobs of all users."""
 
     receiver: str
     everyone: bool = False
@@ -260,9 +260,9 @@ class KeepRequest:
     """The request to store an upload.
 
     Attributes:
-        key: Of a snapshot; None: the digest gives the key.
-        digest: Of its bytes; None: not known.
-        size: Of its bytes.
+        key: The key of a snapshot; None: the digest determines the key.
+        digest: The digest of the bytes; None: not known.
+        size: The number of bytes.
         direct: The client itself has sent the bytes to the bucket.
     """
 

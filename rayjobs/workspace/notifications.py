@@ -110,10 +110,11 @@ def subscriptions(store: Store) -> list[Subscription]:
 
 
 def unsubscribe(store: Store, name: str, *, only_of: str | None = None) -> Subscription:
-    """Remove the receiver with an id, and its notifications that have no other reason.
+    """Remove the receiver with an id, and the notifications to it that nothing else requests.
 
     Args:
-        only_of: Remove it only if it is this user's.
+        name: The receiver's id.
+        only_of: Remove it only if it is this user's; None means any user's.
 
     Raises:
         NotFoundError: there is no such receiver.

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Change = Callable[[Any], Any]
 DESCRIBED_AS = "described_as"
-"""Key in a field's metadata: the hint that its schema shows, if that says more than its type."""
+"""The key in a field's metadata of a hint that the schema shows instead of the field's type."""
 MOST_DEEP = 100
 _INFINITE = (math.inf, -math.inf)
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class PlainFormError(ValueError):
-    """The type of a value differs from its hint."""
+    """A value does not fit its type hint."""
 
 
 class _Names(dict[str, Any]):
@@ -317,7 +317,7 @@ def _spec(kind: Any, value: Any) -> Any:
         _refuse(kind, value)
     try:
         return kind.model_validate_json(json.dumps(_free(value)))
-    except ValueError as error:  # pydantic's
+    except ValueError as error:  # pydantic's ValidationError is one
         raise PlainFormError(str(error)) from error
 
 

@@ -196,7 +196,7 @@ class S3Blobs:
 
         Args:
             digest: Digest of the bytes, which the caller has verified.
-            etag: ETag of the verified object; another object is not copied.
+            etag: ETag of the verified object; an object with another ETag is not copied.
         """
         origin = {"CopySource": self.object_of(source), "CopySourceIfMatch": etag}
         with self.errors(key):

@@ -24,7 +24,7 @@ note: Callable[[str], None] = logging.getLogger(__name__).info
 """Called with messages for the user during a long request; set by the command line."""
 
 
-_is_allowed: bool | None = None  # None: not set; a program that opens a workspace decides
+_is_allowed: bool | None = None  # None: not set yet; `of_program` may set it
 _active: Connection | None = None
 
 
@@ -40,7 +40,13 @@ def allow(allowed: bool = True) -> None:
 
 
 def chosen() -> Login | None:
-    """Return the server that `RAYJOBS_ADDRESS` or else the stored login names, or None."""
+    """Return the server that `RAYJOBS_ADDRESS`, or else the stored login, names; or None.
+
+    The stored login does not count if `RAYJOBS_WORKSPACE` names a folder.
+
+    Raises:
+        UsageError: an address is given without a token.
+    """
     address = os.environ.get(ADDRESS)
     kept = read_login()
     if not address:

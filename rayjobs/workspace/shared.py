@@ -34,7 +34,7 @@ class Made:
     """The result of `create`.
 
     Attributes:
-        joined: It existed before; this machine now has a folder for it.
+        joined: The workspace existed before; this machine now has a folder for it.
     """
 
     workspace: OpenWorkspace

@@ -29,7 +29,7 @@ PREFIX = "rj_"
 DAYS = 90.0
 _TOKEN = "token:"
 _IDENTITY = "identity:"
-AUDIT = "audit:"  # changes of users, by time
+AUDIT = "audit:"  # changes to users and tokens, by time
 OPENID = "openid"  # creator of tokens that logins make
 HTTP_AUDIT = "audit-http:"  # lists of changes over HTTP, by the time of the first change
 TOKENS_KEPT = timedelta(weeks=4)  # after their end
@@ -106,7 +106,7 @@ def add(
     """Make a token for a user; return its record and the token, which cannot be read again.
 
     Raises:
-        UsageError: the name or the time is not valid.
+        UsageError: the name is not valid, or `days` is not above 0 and at most 3650.
     """
     _check_name(user)
     store.claim_meta(_IDENTITY + user, _identity_text(LOCAL))
@@ -121,7 +121,7 @@ def login(
     The first login binds the name to the identity.
 
     Raises:
-        UsageError: the name or the time is not valid, or the name belongs to someone else.
+        UsageError: as `add`, or the name belongs to someone else.
     """
     _check_name(user)
     key, wanted = _IDENTITY + user, _identity_text(identity)
@@ -255,13 +255,17 @@ def forget_token(store: Store, key: str, token: Token) -> None:
 
 
 def audit(store: Store, *, since: datetime | None = None) -> list[Mapping[str, Any]]:
-    """Return all changes of users, oldest first."""
+    """Return all changes to users and tokens, oldest first.
+
+    Args:
+        since: Only changes from this time on; None: all.
+    """
     found = _since(store, AUDIT, since)
     return [json.loads(text) for text in found.values()]
 
 
 def http_audit(store: Store, *, since: datetime | None = None) -> list[Mapping[str, Any]]:
-    """Return all changes made over HTTP, oldest first."""
+    """Return all changes made over HTTP, oldest first; see `audit`."""
     # A list begins shortly before its last change.
     begin = None if since is None else since - timedelta(minutes=1)
     found = _since(store, HTTP_AUDIT, begin)

@@ -24,7 +24,7 @@ from rayjobs.jobs.states import JobState
 
 
 class AttemptStore(Protocol):
-    """Attempts: how a job moves from state to state, each time on condition of its attempt."""
+    """Attempts: the changes of a job's state, each conditional on the job's attempt."""
 
     def start(
         self,
@@ -71,12 +71,15 @@ class AttemptStore(Protocol):
         hosts: Sequence[HostRecord],
         cold_reason: str | None = None,
     ) -> bool:
-        """Record the hosts that run an attempt, and why they started without a warm interpreter."""
+        """Record the hosts that run an attempt, and why they started without a warm interpreter.
+
+        False if the attempt is over.
+        """
 
     def record_exit(self, job_id: str, *, attempt: int, exits: Sequence[ExitRecord]) -> bool:
         """Keep exit records of an attempt, one per node. Idempotent.
 
-        Records of other nodes stay.
+        Records of other nodes stay. False if the attempt is over, unless it has these records.
         """
 
     def finish(
@@ -99,8 +102,8 @@ class AttemptStore(Protocol):
             job_id: The job.
             attempt: Its newest attempt.
             state: The final state.
-            reason: One sentence, for people. Of a job that was canceled on a request, only what
-                users should know besides: the store adds who canceled it.
+            reason: One sentence, for people. For a job that was canceled on request, only what
+                users should know in addition: the store adds who canceled it.
             failure: What went wrong.
             outcome: How the attempt ended; None takes the one that belongs to `state`.
             models: The models of a completed run, registered in the same transaction. Each gets
@@ -111,7 +114,7 @@ class AttemptStore(Protocol):
         Raises:
             TransitionError: `state` is not final, or there is no such transition (only a job
                 that is Finalizing can be Completed).
-            ValueError: models with another state than Completed.
+            ValueError: models were given with a state other than Completed.
         """
 
     def requeue(
@@ -153,10 +156,11 @@ class AttemptStore(Protocol):
     def request_fail(self, job_id: str, *, by: str = "", failure: Failure) -> JobState:
         """Request a job's end as Failed durably, and return its state; see `request_cancel`.
 
-        A queued job is Failed at once, a live one when its attempt has been ended.
+        A queued job and an interactive run are Failed at once, a live job once its attempt has
+        been ended.
 
         Raises:
-            UsageError: it is a sweep or an array, which ends like its jobs.
+            UsageError: it is a sweep, an array or a pipeline run, which ends like its jobs.
         """
 
     def attempts(self, job_id: str) -> list[Attempt]:
@@ -167,15 +171,23 @@ class AttemptStore(Protocol):
 
 
 class AllocationStore(Protocol):
-    """Allocations: the placement groups that a target has reserved."""
+    """Allocations: the placement groups that a target has reserved.
+
+    A change returns False, and changes nothing, if the allocation is not in the old state, or is
+    held by another attempt.
+    """
 
     def add_allocation(self, name: str, *, target: str, shape: Mapping[str, float]) -> Allocation:
-        """Record an allocation as CREATING, before its placement group is created."""
+        """Record an allocation as CREATING, before its placement group is created.
+
+        Raises:
+            UsageError: the name was used before.
+        """
 
     def place_allocation(
         self, name: str, *, nodes: Sequence[str], gpus: Sequence[Sequence[str]]
     ) -> bool:
-        """Record on which nodes and GPUs a placement group is: CREATING → IDLE."""
+        """Record the nodes and GPUs of a placement group: CREATING → IDLE."""
 
     def hold_allocation(self, name: str, *, job: str, attempt: int) -> bool:
         """Give an idle allocation to an attempt: IDLE → HELD, in one conditional statement."""

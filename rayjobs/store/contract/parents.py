@@ -38,8 +38,8 @@ class SweepStore(Protocol):
         known, the sweep of the first call is returned, and the flag is False.
 
         Raises:
-            UsageError: the base is an array's; the id or the key belongs to another job; a dataset
-                version that the trials read was deleted.
+            UsageError: the base spec is an array's; the id or the key belongs to another job; a
+                dataset version that the trials read was deleted.
         """
 
     def sweep(self, sweep_id: str) -> Sweep:
@@ -53,7 +53,7 @@ class SweepStore(Protocol):
         """Return sweeps, newest first."""
 
     def sweeps_to_drive(self, target: str) -> list[tuple[str, str]]:
-        """Return id and driver of each unfinished sweep of a target."""
+        """Return the id and the driver of each unfinished sweep of a target."""
 
     def claim_sweep(self, sweep_id: str) -> int | None:
         """Make the caller the only driver of a sweep; return the number of the claim.
@@ -116,15 +116,15 @@ class PipelineStore(Protocol):
         """Return the steps of a pipeline run, in order of number."""
 
     def step_of(self, job_id: str) -> StepRow | None:
-        """Return the step of a job; None: it is not a step."""
+        """Return the step that a job is; None if it is not a step."""
 
     def reusable_steps(self, key: str, *, most: int = 5) -> list[StepRow]:
-        """Return completed steps with this reuse key that ran themselves, the newest first."""
+        """Return completed steps with this key that did not reuse results, newest first."""
 
     def earlier_step(
         self, pipeline_name: str, step: str, *, before: str | None = None
     ) -> StepRow | None:
-        """Return the newest completed step of this name that ran itself in such a pipeline.
+        """Return the newest completed step of this name in such a pipeline that reused no results.
 
         Args:
             before: Only steps that were submitted before this job; None: any.
@@ -172,7 +172,7 @@ class PipelineStore(Protocol):
         seen: Mapping[str, str] | None = None,
         run: str | None = None,
     ) -> bool:
-        """Durably record the result of a due time of a schedule; False: the schedule was changed.
+        """Durably record what a due time of a schedule led to; False if the schedule was changed.
 
         Args:
             schedule: Its id.
@@ -193,7 +193,7 @@ class PipelineStore(Protocol):
 
         Raises:
             NotFoundError: there is none.
-            UsageError: there are several; names their ids.
+            UsageError: several match; the message lists their ids.
         """
 
     def drop_schedule(self, schedule: str) -> None:

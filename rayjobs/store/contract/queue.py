@@ -81,7 +81,11 @@ class QueueStore(Protocol):
         """Return how the jobs submitted at or after `since` waited, by serial."""
 
     def waits(self, *, since: datetime, now: datetime, most: int) -> Waits:
-        """Return the waits of the `most` newest jobs submitted since then, and who waits."""
+        """Return how long jobs waited, and since when the oldest job of each target waits.
+
+        Only the `most` newest placed jobs that were submitted at or after `since` are read. `now`
+        decides which jobs may start already.
+        """
 
     def usage(
         self,
