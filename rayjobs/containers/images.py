@@ -236,7 +236,7 @@ class Images:
         name_key: str,
         work: ImageWork,
     ) -> Reference | None:
-        """Return the registry's meaning of a name; None if the registry is not contacted."""
+        """Return a name with its digest in the registry; None if unknown or not needed."""
         if source is None or source.kind is not Kind.NAME or source.is_pinned:
             return None
         if stamp is not None and not asked.always_pull:
@@ -261,7 +261,7 @@ class Images:
         async with self._alone(key, work):
             if not self._cache.is_whole(key):
                 return False
-            # It stays as long as the attempt's folder.
+            # This record, and so the image, stays as long as the attempt's folder.
             UsedImage(key).write(work.paths)
             self._cache.touch(key)
         return True

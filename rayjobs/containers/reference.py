@@ -71,7 +71,7 @@ class Reference:
 
 
 def parse(text: str) -> Reference:
-    """Return the meaning of an image's text on this node.
+    """Return the image that a job's text refers to on this node.
 
     Raises:
         PrepareError: class ``environment``: it is not a valid name, or there are no such files.

@@ -118,7 +118,11 @@ class AttemptRun(LoggingRun):
         return self._handle_here("get_environment").get_environment()
 
     def clean(self) -> List[str]:
-        """Refuse: the files of a running job are in use."""
+        """Refuse: the files of a running job are in use.
+
+        Raises:
+            RunNotSupportedError: always.
+        """
         raise RunNotSupportedError(
             "the files of a running job are in use; they are removed when it ends"
         )
@@ -133,7 +137,7 @@ class AttemptRun(LoggingRun):
 
         Raises:
             RunNotSupportedError: a script cannot wait for the end of its own run.
-            RuntimeError: it failed, and `raise_on_error` is on.
+            RuntimeError: the run failed, and `raise_on_error` is on.
         """
         if self.id == self._channel().run:
             raise RunNotSupportedError("a script cannot wait for its own end; let it exit")

@@ -2,7 +2,7 @@
 
 The agent may be replaced while the job runs; a call waits for the next agent. After a connection
 has broken, calls are repeated, which is safe because this side chooses ids and keys. A call that is
-not idempotent is never repeated once it was sent. The channel ends with the attempt.
+not idempotent is never repeated once it has been sent. The channel ends with the attempt.
 """
 
 from __future__ import annotations

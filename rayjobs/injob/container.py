@@ -1,8 +1,8 @@
 """An attempt's container on one node: an unpacked image plus the mounts that its processes need.
 
 The host makes it in its own mount namespace before it forks, so all ranks of the node share files,
-/dev/shm and System V memory. A rank only makes it its root. The kernel removes everything with the
-last process, however that ends.
+/dev/shm and System V memory; a rank only has to make the container its root. The kernel removes
+everything with the last process, however that ends.
 
 As a program it probes this machine (`python container.py FOLDER` prints one JSON line, see `probe`)
 or runs one command in an image (`python container.py --run FILE`, see `run`).
@@ -19,7 +19,7 @@ import tempfile
 from typing import Mapping, Sequence
 
 if __name__ == "__main__":
-    # Run by its path: this folder, whose module names are general words, is not on the module path.
+    # Run by its path: take this folder, whose module names are general words, off the module path.
     _package_home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.path[:1] = [_package_home]
 
@@ -50,7 +50,7 @@ class VolumeError(ContainerError):
 
 
 def volume_problem(bind: Bind, error: OSError) -> str:
-    """Return why a volume cannot be mounted, without a full stop."""
+    """Return why a volume cannot be mounted, without a final period."""
     return (
         f"the node {os.uname().nodename} has no {bind.source}, the source of the volume "
         f"{bind.target}: {error.strerror}"
@@ -270,7 +270,7 @@ def set_limits(plan: ContainerPlan) -> None:
     """Set the job's resource limits on the calling process.
 
     Raises:
-        ContainerError: a limit is above the hard limit of its user.
+        ContainerError: a limit is above the process's own hard limit.
     """
     import resource
 

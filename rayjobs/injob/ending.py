@@ -63,7 +63,7 @@ class Ending:
         self.reason = ""
         self.end_reason: Optional[EndReason] = None
         self.disk_full = False  # when a rank failed
-        self.out_of_files = False  # the host cannot start the ranks for lack of them
+        self.out_of_files = False  # the host cannot start the ranks: too many files are open
         self.first_failed: int | None = None
         self.is_over = False
         self.is_consequence = False  # of an event on another node

@@ -31,8 +31,8 @@ class RankExit(Message):
         start_time: Its process's start, in clock ticks since boot.
         exit_code: None if a signal ended it, or it has not ended.
         signal: Number of the signal that ended it.
-        started_at: Seconds of the wall clock; None: it was never released.
-        ended_at: Seconds of the wall clock.
+        started_at: In seconds since 1970; None: it was never released.
+        ended_at: In seconds since 1970.
         out_of_memory: The attempt's own memory limit ended it.
         log_bytes: Size of its log.
         log_dropped: Bytes that the log's cap removed.
@@ -110,7 +110,7 @@ class UsageRecord(Message):
     """An attempt's resource use on a node, in columns of equal length, oldest sample first.
 
     Attributes:
-        began_at: Seconds of the wall clock.
+        began_at: In seconds since 1970.
         every_s: Seconds between two samples at the end; it doubles as the run gets longer.
         peak_bytes: Peak memory; None: not measured.
         memory_how: ``cgroup``, or ``proportional``: shared pages are divided among their users.
@@ -169,8 +169,8 @@ class ExitRecord(Message):
     """How an attempt ended on one node. One constructor for each kind of record.
 
     Attributes:
-        started_at: Seconds of the wall clock; None if no host survived to report it.
-        duration_s: Since its ranks were released.
+        started_at: In seconds since 1970; None if no host survived to report it.
+        duration_s: Seconds since its ranks were released.
         reason: A sentence for people.
         disk_full: Whether the disk of the attempt's files was full when a rank failed.
         out_of_files: Whether the host could not open more files, so that it failed.
@@ -228,7 +228,7 @@ class ExitRecord(Message):
         leftovers: Leftovers,
         usage: Optional[UsageRecord],
     ) -> ExitRecord:
-        """Return the record that a killed host would have written."""
+        """Return the record that stands in for the one that a killed host did not write."""
         return cls(
             on.job,
             on.attempt,

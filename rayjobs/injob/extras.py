@@ -32,7 +32,7 @@ class HostExtras:
         return None
 
     def child_ended(self, pid: int, status: int, at: float) -> None:
-        """Handle the end of a child that is not a rank; `at` in seconds of the wall clock."""
+        """Handle the end of a child that is not a rank; `at` in seconds since 1970."""
 
     def look_for_an_end(self) -> None:
         """Begin the attempt's end if something other than a rank requires it."""

@@ -41,7 +41,7 @@ class GlooHelper(HostExtras):
         python = plan.python if plan.container else sys.executable
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            # The host reserves the port with the same option, so no other process can take it.
+            # Otherwise the host's own reservation of the port, with this option, blocks the bind.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("", port))
             listener.listen(1024)

@@ -81,5 +81,5 @@ class LogCap:
         try:
             write_atomic(name + ".holes.json", json.dumps(self.as_note()), mode=0o600)
         except OSError:
-            # The disk is full: the coming hole frees space, and the next call notes it again.
+            # The disk is full: punching the hole frees space, and the next note includes it.
             return

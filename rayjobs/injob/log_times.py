@@ -19,13 +19,13 @@ class LogTimes:
     """Writes the notes of one attempt on one node."""
 
     def __init__(self, path: str, started_at: float) -> None:
-        """Prepare to write to `path`; `started_at` in seconds of the wall clock."""
+        """Prepare to write to `path`; `started_at` in seconds since 1970."""
         self._path = path
         self._started_at = started_at
         self._last: Dict[int, Tuple[float, int]] = {}
 
     def look(self, sizes: Mapping[int, int], now: float, *, at_end: bool = False) -> None:
-        """Note which logs have grown; `sizes` in bytes by rank, `now` in seconds of the wall clock.
+        """Note which logs have grown; `sizes` in bytes by rank, `now` in seconds since 1970.
 
         A full disk loses notes, but never ends the attempt.
         """

@@ -41,7 +41,12 @@ def name_of(name: Any) -> str:
 
 
 def step_of(step: Any) -> Optional[int]:
-    """Return `step` as an int; None stays None. Raises TypeError when it is not a whole number."""
+    """Return `step` as an int; None stays None.
+
+    Raises:
+        TypeError: it is not a whole number.
+        ValueError: it does not fit into 64 bits.
+    """
     if step is None or type(step) is int:
         number = step
     else:

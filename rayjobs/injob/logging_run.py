@@ -307,7 +307,7 @@ class LoggingRun(Run):
         resource_configuration: Any = None,
         **kwargs: Any,
     ) -> model_requests.ModelRequest:
-        """Request that a file or folder becomes a model's next version when the run completes.
+        """Request that a file or folder become a model's next version when the run completes.
 
         The file's content at the run's end counts. A run that does not complete registers nothing.
         A second request with the same name and path replaces the first. Azure ML's

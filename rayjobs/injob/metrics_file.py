@@ -169,15 +169,15 @@ def read_batch(path: str, offset: int = 0, limit: int = 10000) -> Tuple[List[Log
 def read_lines(
     path: str, parse: Callable[[bytes, int], Optional[One]], offset: int = 0, limit: int = 10000
 ) -> Tuple[List[One], int]:
-    """Return what up to `limit` lines from byte `offset` on hold, and the next offset.
+    """Return the contents of up to `limit` lines from byte `offset` on, and the next offset.
 
     A last line without its newline is left for the next call. A missing file has no lines. Reads
     about 1 MiB a call, more only for a longer line: call again until the offset stays the same.
-    Nothing beyond `MOST_BYTES` is read.
+    From an `offset` of `MOST_BYTES` on, nothing is read.
 
     Args:
-        parse: Returns what a line without its newline, at a byte position, holds. None: it is
-            damaged, and skipped.
+        parse: Given a line without its newline and its byte position, returns the line's content.
+            None: the line is damaged, and skipped.
 
     Raises:
         UnusableFileError: a link, FIFO, folder or device is in its place.
@@ -235,7 +235,9 @@ def read_all(path: str) -> List[LoggedRecord]:
 def read_all_lines(
     path: str, parse: Callable[[bytes, int], Optional[One]], most_bytes: int = MOST_BYTES
 ) -> List[One]:
-    """Return what the complete lines in the first `most_bytes` of a file hold; see `read_lines`.
+    """Return the contents of the complete lines in the first `most_bytes` of a file.
+
+    See `read_lines`.
 
     Raises:
         UnusableFileError: a link, FIFO, folder or device is in its place.

@@ -58,7 +58,11 @@ class Sink:
         raise NotImplementedError
 
     def experiment(self, experiment_id: str) -> Json:
-        """Return an experiment: ``experiment_id, name, artifact_location``. Raises: not found."""
+        """Return an experiment: ``experiment_id, name, artifact_location``.
+
+        Raises:
+            TrackingError: there is no such experiment.
+        """
         raise NotImplementedError
 
     def experiments(self) -> List[Json]:
@@ -100,7 +104,7 @@ class Sink:
         raise NotImplementedError
 
     def read_artifact(self, run_id: str, name: str) -> Iterator[bytes]:
-        """Yield a file's bytes. Raises: not found."""
+        """Yield a file's bytes. Raises TrackingError if there is no such file."""
         raise NotImplementedError
 
     def write_artifact(self, run_id: str, name: str, content: Any) -> None:

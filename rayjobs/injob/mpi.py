@@ -88,7 +88,7 @@ class MpiExtras(HostExtras):
         """Start mpirun, only on node 0.
 
         Raises:
-            OSError: no process can be made, or it cannot get its own host name.
+            OSError: no process can be made, or this one cannot get its own host name.
         """
         if self._settings.shares_machine:
             self._rename_host()

@@ -12,7 +12,7 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    # Run by its path: this folder, whose module names are general words, is not on the module path.
+    # Run by its path: take this folder, whose module names are general words, off the module path.
     _package_home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.path[:1] = [_package_home]
 

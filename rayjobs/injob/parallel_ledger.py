@@ -69,7 +69,7 @@ class Ledger:
     def identity(self) -> str:
         """The identity of the list of mini-batches: another list needs another ledger."""
         listed = [one.to_json() for one in self._batches]
-        for values in listed:  # the order says it
+        for values in listed:  # the order implies the number
             del values["number"]
         text = json.dumps(listed, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -89,8 +89,8 @@ class Ledger:
         """Return what to do next.
 
         Returns:
-            An assignment with one entry. It is `wait` after `WAIT_S` seconds in which others worked
-            on all remaining mini-batches.
+            An assignment with one entry. It is `wait` if others still work on all remaining
+            mini-batches after at most `WAIT_S` seconds.
         """
         with self._changed:
             if not self._queue and not self._is_over:

@@ -1,7 +1,7 @@
 """Messages of a parallel run: between its ranks, between a rank and its worker, and the journal.
 
-Each is one JSON line. Most leave out entries that are not set: version 0.1.0 decides by which
-entries a line has, and ranks on other nodes may run it.
+Each is one JSON line. Most leave out entries that are not set: version 0.1.0, which ranks on other
+nodes may run, tells messages apart by the entries that they have.
 """
 
 from __future__ import annotations

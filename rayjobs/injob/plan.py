@@ -193,7 +193,7 @@ class LaunchPlan(Message):
         address: Address of this node for the others, if ranks communicate.
         lease_s: Seconds without a renewal after which the host ends its ranks; None: no lease.
         lease_since_s: Start of the lease, on the node's boot clock; None: the host's start.
-        raylet: Ray's process on the node, if there is a lease: the host ends its ranks after it.
+        raylet: Ray's process on the node, if there is a lease: once it ends, so do the ranks.
         stall_timeout_s: Seconds without any sign of life from a rank after which the attempt ends.
         extras: The host's extra work; None: none.
         umask: Of the ranks and of what they start.
@@ -240,7 +240,7 @@ class LaunchPlan(Message):
 
     @classmethod
     def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Drop the None values of an earlier version, and read what it named or numbered otherwise.
+        """Drop the None values of an earlier version; read what it named or numbered differently.
 
         It named the containment `hold`, and its ranks were not numbered.
         """

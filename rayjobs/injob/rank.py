@@ -18,7 +18,7 @@ DUMP_SIGNAL = 59
 STACKS_VARIABLE = "RAYJOBS_STACKS_FILE"
 
 # The folder that provides `import azureml`, below the one from which ranks import `rayjobs`. It is
-# on PYTHONPATH, hence before installed packages, also in commands and child processes.
+# on PYTHONPATH, so it comes before installed packages and applies to child processes, too.
 ON_PATH = os.path.join("rayjobs", "injob", "onpath")
 # The same for the address map (`url_map`), only in jobs of workspaces that have one.
 MAPPED_ON_PATH = os.path.join("rayjobs", "injob", "onpath_mapped")

@@ -80,7 +80,7 @@ class Rank(WaitStatus):
         return self.setup_error.lstrip(_NEVER).decode("utf-8", "replace")
 
     def ended(self, status: int, max_rss_bytes: int, *, at: float) -> None:
-        """Record its end; `at` in seconds of the wall clock."""
+        """Record its end; `at` in seconds since 1970."""
         self.status = status
         self.ended_at = at
         self.max_rss_bytes = max_rss_bytes

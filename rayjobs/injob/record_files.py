@@ -36,7 +36,7 @@ class UnusableFileError(OSError):
         self.name = name
 
     def __str__(self) -> str:
-        """Return the sentence for people, without a full stop."""
+        """Return the sentence for people, without a final period."""
         return "%s %s" % (self.name, self.strerror)
 
 
@@ -148,7 +148,7 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def problem_of(root: str, name: str) -> str:
-    """Return why the file cannot be read, as a sentence without a full stop; "" when it can."""
+    """Return why the file cannot be read, as a sentence without a period; "" when it can."""
     try:
         open_file(root, name).close()
     except FileNotFoundError:

@@ -70,7 +70,7 @@ class Sessions:
             environment["TERM"] = request.terminal
         opened: List[int] = []
         try:
-            # None of these waits: the agent holds the other ends.
+            # Opening these does not block: the agent holds the other ends.
             flags = (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)
             for path, flag in zip(request.files, flags):
                 flag = os.O_RDWR if request.terminal else flag

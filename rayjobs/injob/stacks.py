@@ -101,7 +101,7 @@ def main_frames(text: str) -> Tuple[Tuple[str, str, int], ...]:
 
 
 def dump(rank: int, identity: Identity, armed_file: Optional[str]) -> Optional[Dump]:
-    """Return where a rank is; None if it has ended. Takes tens of milliseconds.
+    """Return where a rank is; None if it has ended. Usually takes tens of milliseconds.
 
     Args:
         armed_file: The file that the rank passed to `rank.arm`, if any.

@@ -62,7 +62,7 @@ class UploadArea:
         return stored
 
     def add_image(self, name: str, path: Optional[str], plot: Any) -> str:
-        """Copy an image, or draw a figure, as ``<name>_<random>.<ending>``; return its name."""
+        """Copy an image, or draw a figure, as ``<name>_<random>.<extension>``; return its name."""
         ending = os.path.splitext(path)[1].lstrip(".") if path is not None else "png"
         safe = "".join(c if c.isalnum() or c in "._- " else "_" for c in name).strip(". ")
         stored = "%s_%s.%s" % (safe or "image", uuid.uuid4().hex[:8], ending or "img")

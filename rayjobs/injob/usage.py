@@ -37,7 +37,7 @@ _GPU_QUERY = "index,uuid,utilization.gpu,memory.used"
 
 @dataclass
 class _Sample:
-    """One point in time: seconds since the first, cores, bytes; of each GPU percent and bytes."""
+    """One point in time: seconds since the start, cores, bytes; of each GPU percent and bytes."""
 
     t: float
     cpu: float

@@ -36,7 +36,8 @@ class HorovodGlooLauncher:
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": context.nodes[0].address,
         }
-        # Read before our value replaces it: with it, a job says that it exchanges CPU tensors.
+        # Read from the spec, since our value replaces the job's: a job that sets this variable says
+        # that it exchanges CPU tensors.
         on_cpu = bool(spec.environment_variables.get("HOROVOD_CPU_OPERATIONS"))
         if context.master_port is not None:
             rendezvous["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(context.master_port)

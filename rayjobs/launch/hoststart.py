@@ -240,7 +240,7 @@ async def start_cold(
 async def _start(
     arguments: Sequence[str], env: Mapping[str, str], text: bytes, *, timeout_s: float
 ) -> StartAnswer:
-    """Run a program that detaches itself; return the line that it prints first."""
+    """Run a program that detaches itself; return the answer that it prints."""
     try:
         process = await asyncio.create_subprocess_exec(
             *arguments,

@@ -180,7 +180,7 @@ def rank_environment(context: AttemptContext, planned: PlannedNode) -> dict[str,
 
 
 def with_azureml(environment: Mapping[str, str], injob_path: str) -> dict[str, str]:
-    """Return the variables that make ``import azureml`` find the one of rayjobs on a node.
+    """Return the variables that make ``import azureml`` find rayjobs' own module on a node.
 
     In workspaces with a map of addresses, every interpreter of the job loads it first. The job's
     own PYTHONPATH entries come after both.

@@ -36,7 +36,7 @@ class Cleaning:
     def uncleaned(self) -> list[Uncleaned]:
         """Return the attempts that may be cleaned up if the store has their ends.
 
-        A launched attempt must have stored everything: files that a storage refused stay for a
+        A launched attempt must have stored everything: files that could not be stored stay for a
         week, so that users can save them.
         """
         return list(self._found())

@@ -337,7 +337,7 @@ class Collecting:
         return not job.state.is_final and job.attempt == on.attempt
 
     def _learn_protection(self, on: AttemptOnNode) -> None:
-        """Read in the job's history how its other nodes protected its inputs."""
+        """Read from the job's history how its other nodes protected its inputs."""
         job = on.job
         try:
             self._data.learn_protection(on, lambda: self._workspaces.of(on).store.events(job))

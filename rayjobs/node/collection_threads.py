@@ -78,7 +78,7 @@ class Progress:
         return max(0.0, since_s + allowed_s - time.monotonic())
 
     def stuck(self) -> str:
-        """Return where the collection is stuck, as a clause without a full stop."""
+        """Return where the collection is stuck, as a clause without a period."""
         name, _, since_s = self._at
         return (
             f"collecting {name} has made no progress for "

@@ -107,7 +107,8 @@ class NodeData:
             reaches: Whether this node has a folder of the target's machine.
 
         Raises:
-            PrepareError: class ``data``: an input cannot be fetched. No part of any input is left.
+            PrepareError: class ``data``: an input cannot be fetched, or the folder of an output
+                cannot be made. No part of any input is left.
         """
         self._start()
         on, inputs, outputs = request.on, request.inputs, request.outputs

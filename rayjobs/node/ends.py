@@ -37,8 +37,8 @@ REMEMBERED = 10_000
 
 
 def _ended(record: ExitRecord, *, proven: bool) -> Settled:
-    # Only the record says how it ended: a host may have ended before the request to end, and the
-    # process that ended it may have died before its report.
+    # Only the record tells: the host may have ended by itself before the request to end it, and an
+    # earlier agent may have ended it and died before its report.
     ended_now = record.end_reason is EndReason.PLACE_LOST
     return Settled.of_record(record, proven=proven, ended_now=ended_now)
 
@@ -151,7 +151,7 @@ class Ends:
             return None
 
     async def clean(self, on: AttemptOnNode) -> Cleaned:
-        """Remove the attempt's scratch when none of its processes runs."""
+        """Remove the attempt's scratch once none of its processes runs; wait up to a minute."""
         # The host answers before it exits, so it still has the marker for an instant.
         deadline_s = time.monotonic() + CLEAN_TIMEOUT_S
         while await asyncio.to_thread(find_leftovers, on.marker):
@@ -169,9 +169,12 @@ class Ends:
         return Cleaned(proven=True)
 
     def prune(self, keep_s: float = KEEP_S) -> list[Path]:
-        """Remove the scratch of attempts that ended long ago; return their folders.
+        """Remove scratch that was kept after its attempt's end; return the removed folders.
 
-        Scratch stays if an attempt's files could not be stored, so that users can save them.
+        It was kept so that users could save files that could not be stored.
+
+        Args:
+            keep_s: Leave scratch that has changed within so many seconds.
         """
         removed = []
         for root in sorted(self._attempts.glob("*/a*")):

@@ -49,7 +49,7 @@ def read_secrets(references: Mapping[str, SecretSource]) -> dict[str, str]:
 
 
 def exit_record_of_lost_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
-    """Return the record that a killed host would have written."""
+    """Return the record that stands in for the one that a killed host did not write."""
     return ExitRecord.of_lost_host(
         on,
         boot_id=boot_id(),

@@ -75,7 +75,7 @@ class Outputs:
         self._links = threading.Lock()
         self._syncing: dict[str, threading.Lock] = {}
         self._late: dict[str, str] = {}  # an output with a delayed sync → why
-        # Released attempts: the removal of their folders removes nothing in a storage.
+        # Released attempts: the removal of their folders removes nothing from a datastore.
         self._closed: dict[str, None] = {}
 
     def make(
@@ -183,7 +183,7 @@ class Outputs:
     def sync(self, root: Path, *, note: Note) -> None:
         """Store what the script wrote to outputs in mount mode since the last call.
 
-        This reports a failing storage in the history once, and once more when it works again: the
+        This reports a failing datastore in the history once, and once more when it works again: the
         next call retries. After `release` it does nothing.
         """
         if str(root) in self._closed:
@@ -213,7 +213,7 @@ class Outputs:
 
         output = DataOutput.from_json(entry.output.to_json())
         through = WriteThrough(output, _folder(entry), _synced(AttemptPaths(root), name))
-        # A sync that started while the script ran may still wait for a storage.
+        # A sync that started while the script ran may still wait for its datastore.
         with self._syncing.setdefault(f"{root}/{name}", threading.Lock()):
             done = through.sync(final=final, may_remove=lambda: str(root) not in self._closed)
             return list(done.stored)
@@ -323,7 +323,7 @@ class Outputs:
     def release(self, root: Path) -> None:
         """Remove the links to an attempt's folders. Idempotent.
 
-        Afterwards the folders may be removed: a sync that still runs removes nothing in a storage.
+        Then the folders may be removed: a sync that still runs removes nothing from a datastore.
         """
         from rayjobs.datastore.outputs import hide
 

@@ -180,7 +180,8 @@ class Preparing:
             workspace.store, workspace.blobs, folder, own=resume.run, path=resume.path
         )
         if brought is not None and on.node == 0:
-            # Otherwise the job's first attempt started from it, and the work since then is lost.
+            # A checkpoint of another run is the one that the job's first attempt started from: the
+            # job's own work since then is lost.
             continues = brought.checkpoint is not None and brought.checkpoint.run == resume.run
             resumed = Resumed(continues)
             self._workspaces.note(on, Resumed.KIND, brought.sentence, resumed.to_json())

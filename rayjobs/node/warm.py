@@ -47,7 +47,7 @@ class NodeWarm:
         self._log_file = log_file
         self._warm: dict[Path, asyncio.Task[hostclient.WarmInterpreter]] = {}
         self._refused: dict[Path, str] = {}
-        self._failed_at_s: dict[Path, float] = {}  # the last start failed
+        self._failed_at_s: dict[Path, float] = {}  # of those whose last start failed
         self._uses: dict[Path, warm_limits.Use] = {}
         self._limits = warm_limits.Limits.of(os.environ)
 
@@ -139,7 +139,7 @@ class NodeWarm:
         except RayjobsError as error:
             reason = f"no warm interpreter: {error}"
             if python != sys.executable:
-                self._refused[socket] = reason  # until it changes
+                self._refused[socket] = reason  # until its packages change
             return None, reason
         if python != sys.executable:
             await self._note_use(socket, warm)

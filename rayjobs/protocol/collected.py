@@ -45,7 +45,7 @@ class Collected(Message):
         stuck: Where the collection is stuck, as a clause; None: it is not.
         gave_up: Why the collection was given up; None: it was not.
         is_out_of_files: Whether the node could not open more files.
-        outage: The problem of a storage that does not answer at all; None: there is none.
+        outage: The problem, if a store or datastore does not answer at all; None: all answer.
     """
 
     tails: Mapping[int, bytes] = field(default_factory=dict)

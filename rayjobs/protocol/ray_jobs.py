@@ -127,8 +127,9 @@ class RayJobs:
     async def prime(self, node_ids: Iterable[str]) -> bool:
         """Make the nodes' job managers start before there are records that they would misjudge.
 
-        A node starts its manager at the first request for a log. At its start, a manager marks all
-        unfinished records as failed that have no supervisor of its own; it leaves later ones alone.
+        A node starts its manager at the first request for a log. At its start, a manager marks as
+        failed all unfinished records that have no supervisor of its own; later ones it leaves
+        alone.
 
         Returns:
             Whether a manager was started, so that unfinished records must be checked again.

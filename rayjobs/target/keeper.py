@@ -109,7 +109,7 @@ class Keeper:
                 return 1
 
     def _tries(self, work: Callable[[], None]) -> bool:
-        """Do the work, and pause if it fails. Return False if it failed and no job waits for it."""
+        """Do the work, and pause if it fails. Return False if it is not to be tried again."""
         try:
             work()
         except RayjobsError as exc:

@@ -116,7 +116,7 @@ def remember_settings(paths: TargetPaths, environment: Mapping[str, str]) -> Non
 
 
 def with_settings(paths: TargetPaths, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment with the head's stored variables added that it does not set itself."""
+    """Return `environment` and those of the head's stored variables that it does not set."""
     kept = read_json(paths.local_settings) or {}
     return {**{name: str(value) for name, value in kept.items()}, **environment}
 
@@ -124,7 +124,8 @@ def with_settings(paths: TargetPaths, environment: Mapping[str, str]) -> dict[st
 def load_record(paths: TargetPaths) -> HeadRecord | None:
     """Return the record of the head that runs or ran last, or None.
 
-    If another version wrote it, and it cannot be read, its processes are found by folder.
+    None also for the unreadable record of another version: the head's processes are then found by
+    its folder.
     """
     return read_message(paths.head, HeadRecord)
 
@@ -185,7 +186,7 @@ def head_environment(
         "RAY_agent_register_timeout_ms": str(1000 * RAY_UP_S),
         "RAY_worker_register_timeout_seconds": str(RAY_UP_S),
         # Ray would give up its only node, with everything that runs there, if the node is too busy
-        # to answer for a minute. The keeper itself sees whether one of the two has ended.
+        # to answer for a minute. The keeper itself sees whether the GCS or the raylet has ended.
         "RAY_health_check_timeout_ms": str(1000 * SILENT_S),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(SILENT_S),
         # Ray's default is a fixed port, which the second head of a machine would find in use.

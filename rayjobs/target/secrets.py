@@ -132,8 +132,8 @@ class TargetSecrets:
         """Add the variables in `names` that a shell exports; return what changed.
 
         This never replaces what a user has set by command. The AWS keys are one credential and are
-        replaced together or not at all, since a storage refuses a key with another credential's
-        session token.
+        replaced together or not at all, since S3 refuses a key with another credential's session
+        token.
         """
         found = {name: environment[name] for name in names if environment.get(name)}
         aws = found.keys() & {*AWS_KEYS}

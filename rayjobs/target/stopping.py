@@ -113,7 +113,9 @@ def resume(location: TargetLocation) -> None:
 
 @contextlib.contextmanager
 def retired(location: TargetLocation, *, force: bool) -> Iterator[None]:
-    """Prevent the actor from starting jobs during the block, which stops it; see `retire`.
+    """Keep the actor from starting jobs during the block, which stops it; see `retire`.
+
+    If the block fails, the actor may start jobs again.
 
     Raises:
         StopRefusedError: as `retire`; errors of the block propagate.

@@ -102,9 +102,9 @@ def create_target(
     without_token: bool = False,
     home: Path | None = None,
 ) -> TargetRecord:
-    """Attach a running Ray cluster as a target; repeating the same definition has no effect.
+    """Attach a running Ray cluster as a target, or replace the settings of an attached one.
 
-    With `cluster` given for a target that exists, its node types are replaced.
+    The address and the token file of a target that exists cannot be changed.
 
     Args:
         address: `host:port` of the cluster's GCS. None or "local" is the local head, which
@@ -119,8 +119,9 @@ def create_target(
     Raises:
         UsageError: the cluster's file, the name, lease, address or token file is invalid, or the
             name is in use.
+        NotFoundError: there is no such token file.
         TargetError: the cluster needs no token, and `without_token` is off.
-        UnreachableError: no cluster answers there.
+        UnreachableError: no cluster answers there (mostly an `UnreachedError`).
     """
     server_choice.refuse("`rayjobs target create`")
     check_name(name)

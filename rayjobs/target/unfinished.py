@@ -62,9 +62,9 @@ class Unfinished:
         return " and ".join(part for part in parts if part)
 
     def still(self, now: Unfinished) -> Unfinished:
-        """Return the jobs of `now`, divided into those known here and new ones.
+        """Return the jobs of `now`, divided into those that ran here and all others.
 
-        The division matters since a stop turns running jobs into waiting ones.
+        Their states in `now` do not tell, since a stop turns running jobs into waiting ones.
         """
         found = {job.id: (path, job) for path, job in now.all}
         ran = {job.id for _path, job in self.running}
@@ -132,7 +132,7 @@ def check_not_served(workspace: Path, *, home: Path) -> None:
 
 
 def why_unreached(name: str, *, home: Path) -> tuple[str, str]:
-    """Return the address of a target's cluster and why it cannot be reached; empty: it can be.
+    """Return the address of a target's cluster ("" if local) and why it cannot be reached, or "".
 
     Raises:
         NotFoundError: no such target.

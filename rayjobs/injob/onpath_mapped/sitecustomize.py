@@ -1,4 +1,4 @@
-"""Enables the address map in every interpreter that a job starts, also in commands.
+"""Enables the address map in every interpreter that a job starts, including those of commands.
 
 This folder is on ``PYTHONPATH`` in jobs of workspaces that have such a map. The interpreter's own
 `sitecustomize` runs after it.
