@@ -28,9 +28,9 @@ rayjobs azureml run --allow-cpu notebook.ipynb   # a notebook, cell by cell
 In your own program, `import rayjobs.azureml.install` as the first line does the same. In every job
 process, whatever its environment, rayjobs also provides `azureml`: its folder comes before the
 installed packages on `PYTHONPATH`. Where the real SDK is installed, a message says that it is not
-used; elsewhere, rayjobs does not change what `import azureml` does. In an environment without the
-packages of rayjobs, `azureml.core.Run`, `azureml.exceptions` and `azureml.telemetry` work; for any
-other name, the error says what is missing.
+used. In other Python processes, rayjobs does not change what `import azureml` does. In an
+environment without the packages of rayjobs, `azureml.core.Run`, `azureml.exceptions` and
+`azureml.telemetry` work; for any other name, the error says what is missing.
 
 ## Workspaces
 
@@ -61,7 +61,7 @@ machines are stored and shown; the target's own limits apply.
 ## Data from the web
 
 `rayjobs azureml map URL=PATH` replaces a URL, and all URLs below it, with a local file or folder:
-for data that no longer exists, or for machines without a connection. The mapping applies to
+for data that no longer exists, or for machines without internet access. The mapping applies to
 datasets, and to everything that drivers, scripts and commands of jobs open through `urllib` or
 `requests`, as torchvision, scikit-learn and `pandas.read_csv` do.
 
@@ -74,9 +74,9 @@ that it runs in.
 
 ## What differs from Azure
 
-- A time limit ends a run as `Failed`, with the failure class `time_limit`; Azure cancels it.
-- Distributed jobs are not tied to `AmlCompute`: they run on every target, also several nodes on
-  one machine.
+- A time limit ends a run as `Failed`, with the failure class `time_limit`; Azure cancels the run.
+- Distributed jobs are not tied to `AmlCompute`: they run on every target, even with several nodes
+  on one machine.
 - Sweeps and pipelines run on `local`, too.
 - `get_best_run_by_primary_metric` leaves out failed and canceled runs unless they are requested.
 - Ids of sweeps are like those of runs, without `HD_`.
