@@ -12,7 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "tuning":
-    # The checkout's folder under its old name is an alias, never a second copy.
+    # In a checkout, this folder can also be imported as `tuning`. That name becomes an alias, so
+    # that no module is loaded twice.
     from rayjobs.core.aliases import alias
 
     alias(__name__)

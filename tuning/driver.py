@@ -158,7 +158,7 @@ class Driver:
             return False
         self._seen.clear()
         self._take_over()
-        # Their requests and answers may be unrecorded: Tune gets only the table.
+        # What Tune was asked and told before may be unrecorded: it starts again from the table.
         self._start_tune()
         self._look_at_sweep()
         self.state = load_state(self._store, self._job, now=self._clock.now())
@@ -271,7 +271,7 @@ class Driver:
         seen.cursor = news.cursor
         if not news.points:
             return trial
-        if news.attempt > 1:  # it may hide points of the previous attempt
+        if news.attempt > 1:  # an attempt may hide points of an earlier one
             seen.points = self._store.metrics(news.job, name=self.spec.metric)
         else:
             seen.points.extend(news.points)

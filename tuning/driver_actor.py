@@ -103,7 +103,7 @@ class SweepsActor:
 
     def _drive(self, path: str, sweep_id: str, ended: Future[str]) -> None:
         try:
-            if needs_secrets(path):  # of the server of its records or its files
+            if needs_secrets(path):  # for the server of its records or files
                 credentials.give(TargetSecrets(self._target, home=self._home).values())
             with open_workspace(path, create=False) as workspace:
                 state = drive(workspace, sweep_id, wake_target=lambda: self._wake(path))

@@ -314,7 +314,9 @@ KINDS: Mapping[str, type[Expression]] = MappingProxyType(
 
 
 def choice(*options: Any) -> Choice:
-    """Return one of `options`, equally likely; a single list, tuple or range gives its items.
+    """Return an expression for one of `options`, each equally likely.
+
+    A single list, tuple or range gives the options.
 
     Raises:
         SweepError: no options, or one that is not JSON data.
@@ -325,47 +327,47 @@ def choice(*options: Any) -> Choice:
 
 
 def randint(upper: int) -> RandInt:
-    """Return a whole number in [0, upper)."""
+    """Return an expression for a whole number in [0, upper)."""
     return RandInt(upper)
 
 
 def uniform(min_value: float, max_value: float) -> Uniform:
-    """Return a real number between the bounds."""
+    """Return an expression for a real number between the bounds."""
     return Uniform(min_value, max_value)
 
 
 def quniform(min_value: float, max_value: float, q: int) -> QUniform:
-    """Return ``round(uniform(min_value, max_value) / q) * q``."""
+    """Return an expression for ``round(uniform(min_value, max_value) / q) * q``."""
     return QUniform(min_value, max_value, q)
 
 
 def loguniform(min_value: float, max_value: float) -> LogUniform:
-    """Return ``exp(uniform(min_value, max_value))``."""
+    """Return an expression for ``exp(uniform(min_value, max_value))``."""
     return LogUniform(min_value, max_value)
 
 
 def qloguniform(min_value: float, max_value: float, q: int) -> QLogUniform:
-    """Return ``round(exp(uniform(min_value, max_value)) / q) * q``."""
+    """Return an expression for ``round(exp(uniform(min_value, max_value)) / q) * q``."""
     return QLogUniform(min_value, max_value, q)
 
 
 def normal(mu: float, sigma: float) -> Normal:
-    """Return a Gaussian number."""
+    """Return an expression for a Gaussian number with mean mu and standard deviation sigma."""
     return Normal(mu, sigma)
 
 
 def qnormal(mu: float, sigma: float, q: int) -> QNormal:
-    """Return ``round(normal(mu, sigma) / q) * q``."""
+    """Return an expression for ``round(normal(mu, sigma) / q) * q``."""
     return QNormal(mu, sigma, q)
 
 
 def lognormal(mu: float, sigma: float) -> LogNormal:
-    """Return ``exp(normal(mu, sigma))``."""
+    """Return an expression for ``exp(normal(mu, sigma))``."""
     return LogNormal(mu, sigma)
 
 
 def qlognormal(mu: float, sigma: float, q: int) -> QLogNormal:
-    """Return ``round(exp(normal(mu, sigma)) / q) * q``."""
+    """Return an expression for ``round(exp(normal(mu, sigma)) / q) * q``."""
     return QLogNormal(mu, sigma, q)
 
 

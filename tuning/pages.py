@@ -77,7 +77,7 @@ def write_html(
     metric: str,
     goal: PrimaryMetricGoal,
 ) -> Path:
-    """Write the page and its folder; return its path. The page has about 100 KB.
+    """Write the page and its folder; return its path. The page is about 100 KB in size.
 
     It loads nothing. Names, parameters and reasons come from users and scripts, so they are escaped
     in the page's text and in the plots. Pointing at a row of the table highlights its trial in the

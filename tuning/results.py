@@ -154,7 +154,7 @@ class Summary:
 
     Attributes:
         total: The number of trials it can have.
-        stopped: Canceled trials, by the policy or a limit.
+        stopped: Trials that the policy, a limit or a user stopped.
         eta_s: Seconds until the end, see `eta_s`; None while unknown.
     """
 
@@ -172,7 +172,7 @@ def summary(state: SweepState, spec: SweepSpec, *, now: datetime) -> Summary:
     """Return the sweep's state as numbers.
 
     Args:
-        now: The wall time, aware.
+        now: The wall time, timezone-aware.
     """
     best = best_trial(state.trials, spec.goal)
     return Summary(
@@ -188,7 +188,7 @@ def summary(state: SweepState, spec: SweepSpec, *, now: datetime) -> Summary:
 
 
 def eta_s(state: SweepState, spec: SweepSpec, *, now: datetime) -> float | None:
-    """Return an estimate of the seconds until the sweep ends, None before the first end.
+    """Return an estimate of the seconds until the sweep ends; None until a trial has ended.
 
     It assumes the mean time of the ended trials for every remaining trial, `concurrent` at a time,
     minus the time that running ones have used. It never exceeds the sweep's own limit.

@@ -157,7 +157,7 @@ class HyperDriveRun(JobRun):
 
         Raises:
             JobFailedError: it failed, and `raise_on_error` is on.
-            TargetError: the target could not be started; the sweep continues once it is.
+            TargetError: the target could not be started; the sweep continues once the target runs.
         """
         if show_output:
             waiting.say(f"RunId: {self.id}")

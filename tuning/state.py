@@ -1,8 +1,8 @@
 """The next actions of a sweep, given its spec and its trial table.
 
 The driver's loop is: update the table from the jobs, call `next_actions`, apply each action to the
-table with `applied`, write the changed rows, then carry the actions out. Everything it needs is
-in the table, so a driver that takes over after a crash calls the same function and gets the same
+table with `applied`, write the changed rows, then carry the actions out. All its state is in the
+table, so a driver that takes over after a crash calls the same function and gets the same
 remaining work: Ray Tune's sampler and scheduler are also rebuilt from the table.
 """
 
@@ -352,7 +352,7 @@ class MetricNotice:
 
     @property
     def level(self) -> str:
-        """`warning` if the name is probably misspelt, else `note`."""
+        """`warning` if the name is probably misspelled, else `note`."""
         return "note" if self.near is None else "warning"
 
 

@@ -1,4 +1,4 @@
-"""Submit a sweep: check everything, pack once, write one durable row."""
+"""Submits a sweep: checks everything, packs once, writes one durable row."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def base_job(given: Mapping[str, Any], name: str) -> JobSpec:
         name: The sweep's name, the default for the job.
 
     Raises:
-        SweepError: it is not a job, or has no arguments; paths begin with ``job``.
+        SweepError: it is not a job, or is a command, which takes no arguments; paths begin with
+            ``job``.
     """
     try:
         data = dict(given)

@@ -57,7 +57,7 @@ def load_state(store: Store, job: Job, *, now: datetime) -> SweepState:
     """Return the state of the sweep of job `job`, from its table.
 
     Args:
-        now: The wall time, aware.
+        now: The wall time, timezone-aware.
     """
     until = job.ended_at or now
     return SweepState(

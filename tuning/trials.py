@@ -59,7 +59,7 @@ class TrialRecord:
         judged: How many of `values` the policy has already judged, so that a restart does not judge
             an interval again with later reports.
         stop_requested: A stop is recorded; the job may still be ending.
-        metric_names: Every metric name it reported, for the message about a misspelt one.
+        metric_names: Every metric name it reported, for the message about a misspelled one.
         started_at: When its job was submitted.
         ended_at: When its state became final.
     """

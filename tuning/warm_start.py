@@ -54,7 +54,7 @@ class WarmStart:
     """The knowledge before the first trial.
 
     Attributes:
-        earlier: The ended trials of the earlier sweeps, oldest first, numbered up to -1.
+        earlier: The ended trials of the sweeps in `resume_from`, in that order, numbered up to -1.
         continued: The n-th item is trial n of this sweep.
         missing: Earlier sweeps that are no longer in the store.
     """
@@ -235,7 +235,7 @@ def _unless_twice(path: str, found: Sequence[str], problems: list[Problem]) -> N
 
 
 def _without_finished_points(store: Store, spec: SweepSpec) -> SweepSpec:
-    """Return a sweep whose total counts the remaining points of the grid.
+    """Return the sweep with its total limited to the points of the grid that remain.
 
     Raises:
         SweepError: none is left, so the sweep could only fail.

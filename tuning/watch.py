@@ -246,8 +246,9 @@ def _line(row: Row, trial: TrialRecord, shown: Mapping[int, str]) -> Line:
 def fitted(lines: Sequence[Line], columns: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return header and rows of a table, with the trials' reasons, that fits into `columns`.
 
-    If there is too little space, the jobs are left out and the reasons shortened; reasons then get
-    the space they need, and parameters the rest.
+    If there is too little space, the jobs are left out and the reasons shortened, and if that is
+    not enough, the columns LAST and REPORTS are left out. Reasons get the space they need, and
+    parameters the rest.
     """
     cells = [line.cells for line in lines]
     if _width([HEADER, *cells]) <= columns:
@@ -329,7 +330,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def newest(lines: Sequence[Line], most: int) -> list[Line]:
-    """Return at most `most` lines: the best first, then unfinished ones, then the latest ended."""
+    """Return at most `most` lines in their order: the best, unfinished ones, and the latest."""
     if len(lines) <= most:
         return list(lines)
     first = [line for line in lines if line.is_best]

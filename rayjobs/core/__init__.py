@@ -1,1 +1,1 @@
-"""Basic modules that every other package may use; they import nothing else of `rayjobs`."""
+"""Basic modules that every other package may use; of `rayjobs`, they import only `injob`."""

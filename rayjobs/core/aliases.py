@@ -100,7 +100,8 @@ class _AliasLoader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system has just written the alias's spec into the module; it was run before.
+        # The module has already been executed; the import system has just replaced its spec by the
+        # alias's.
         module.__spec__ = self._spec
 
     def get_code(self, name: str) -> CodeType | None:

@@ -11,7 +11,7 @@ class Clock(Protocol):
     """Tells the time."""
 
     def now(self) -> datetime:
-        """Return the wall time, aware and in UTC."""
+        """Return the wall time, timezone-aware and in UTC."""
         ...
 
     def monotonic_s(self) -> float:
@@ -23,7 +23,7 @@ class SystemClock:
     """The machine's clocks."""
 
     def now(self) -> datetime:
-        """Return the wall time, aware and in UTC."""
+        """Return the wall time, timezone-aware and in UTC."""
         return datetime.now(UTC)
 
     def monotonic_s(self) -> float:

@@ -13,7 +13,7 @@ _MANY = 16
 
 
 def sync_folder(folder: Path) -> None:
-    """Return once the names in `folder` are on the disk (fsync of a file omits its name)."""
+    """Return once the names in `folder` are on the disk, which fsync of a file does not ensure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Every error of rayjobs that a user can meet.
+"""The errors of rayjobs that users meet; some packages define further subclasses.
 
 RayjobsError
 ├── SpecError            the spec is wrong (all problems at once)            exit code 2
@@ -17,7 +17,7 @@ RayjobsError
 │   │   └── UnreadableSpecError the stored spec of a job cannot be read
 │   └── TargetError      a compute target cannot be started or reached
 │       └── ServedElsewhereError  it belongs to another machine
-├── TransitionError      the state table has no such step
+├── TransitionError      a job's state does not allow the change
 │   └── TakenOverError   another driver has claimed the sweep, or it has ended
 ├── SnapshotError        the source cannot be packed, or a snapshot is torn  exit code 2
 ├── PrepareError         a node could not prepare an attempt (carries a failure class)
@@ -210,7 +210,7 @@ class ServedElsewhereError(TargetError):
 
 
 class TransitionError(RayjobsError):
-    """The state table has no such step, or the job is no longer where the caller saw it."""
+    """A job's state does not allow the change, or is no longer the one that the caller saw."""
 
 
 class TakenOverError(TransitionError):
@@ -226,9 +226,9 @@ class SnapshotError(RayjobsError, SnapshotException):
 class PrepareError(RayjobsError):
     """A node could not prepare an attempt; `failure_class` is the kind of fault.
 
-    `lines` are the lines of a log that matter, oldest first; `is_outage`: a storage does not
-    answer; `is_permanent`: another attempt would fail in the same way; `is_out_of_files`: this
-    process could not open more files (see `Failure`).
+    `lines` are the lines of a log that matter, oldest first. `is_outage`: the job's storage does
+    not answer. `is_permanent`: another attempt would fail in the same way. `is_out_of_files`: the
+    node's agent could not open more files (see `Failure`).
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Failure:
         exit_code: That rank's exit code; None when a signal ended it.
         signal: Number of that signal.
         lines: The lines of the log that matter, oldest first.
-        is_outage: A storage of the job's data did not answer; a later attempt may succeed.
+        is_outage: Storage that holds the job's data did not answer; a later attempt may succeed.
         is_permanent: Another attempt would fail in the same way until a user fixes the cause, such
             as a missing file or credential.
         is_out_of_files: A process of rayjobs could not open more files. The script is not at fault.

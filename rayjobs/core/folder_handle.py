@@ -21,7 +21,7 @@ class FolderHandle:
         self._release = weakref.finalize(self, os.close, self._descriptor)
 
     def path(self) -> str | None:
-        """Return where the folder is now; None: it was removed, or cannot be seen from here."""
+        """Return the folder's current path; None if it was removed or cannot be seen from here."""
         if not self._release.alive:
             return None
         try:

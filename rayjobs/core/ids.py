@@ -27,8 +27,8 @@ def token(bytes_count: int = 16) -> str:
 def marker(job: str, attempt: int, node: int) -> str:
     """Return the value that marks every process of one attempt on one node.
 
-    The job's random tail keeps it unique; 8 random hex digits keep two launches of one
-    attempt (a put-back and its successor) apart.
+    The random part of the job's id keeps jobs apart; 8 random hex digits keep launches with the
+    same attempt number apart.
     """
     return f"{marker_start(job, attempt, node)}{secrets.token_hex(4)}"
 

@@ -15,7 +15,7 @@ WORKSPACE_DIR = ".rayjobs"
 DRIVER_LOG = "azureml-logs/70_driver_log.txt"
 BUILD_LOG = "azureml-logs/20_image_build_log.txt"
 MPI_LOG = "azureml-logs/70_mpi_log.txt"
-EARLIER_LOGS = "azureml-logs/attempt-"  # before the number of an earlier attempt
+EARLIER_LOGS = "azureml-logs/attempt-"  # followed by the number of an earlier attempt
 ENVIRONMENT_LOCK = "azureml-setup/environment.lock.txt"
 VENDORED = "rayjobs-vendored.json"  # in a folder of packages, or an image, that travels with jobs
 IMAGE_RECORD = "azureml-setup/image.json"
@@ -26,7 +26,7 @@ def home() -> Path:
     """Return the machine-wide folder of this user: ``$RAYJOBS_HOME``, else the data folder."""
     chosen = os.environ.get("RAYJOBS_HOME")
     if chosen:
-        # Without links: the runtime folder, and so the head, are found by this path.
+        # With links resolved: the name of the runtime folder, where the head is, depends on it.
         return Path(os.path.realpath(Path(chosen).expanduser()))
     import platformdirs  # imported only if no home is set
 
@@ -41,7 +41,7 @@ def runtime_folder(of: Path | None = None) -> Path:
 
 
 def runtime_dir(of: Path | None = None, *, create: bool = True) -> Path:
-    """Return a short folder (0700) for sockets: their paths may have 107 bytes at most.
+    """Return a short folder (0700) for sockets, whose paths may have at most 107 bytes.
 
     Each user and home has its own, so that two homes never share one.
 

@@ -31,7 +31,7 @@ def refuses(why: str, *methods: str, properties: tuple[str, ...] = ()) -> Callab
 
 
 def sentence_of(member: Any) -> str | None:
-    """Return why a class's member is refused; None: it is not."""
+    """Return why a class's member is refused; None if it is not refused."""
     function = member.fget if isinstance(member, property) else member
     return getattr(function, REFUSED, None)
 

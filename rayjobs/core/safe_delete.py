@@ -108,7 +108,7 @@ class OwnFolder:
             return []
 
     def walk(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the relative names and status of all plain files; links are skipped."""
+        """Yield the relative names and status of all regular files; links are skipped."""
         waiting = [""]
         while waiting:
             folder = waiting.pop()
@@ -315,7 +315,7 @@ def _put_back(parent: int, aside: str, name: str, info: os.stat_result) -> None:
     try:
         os.link(aside, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
     except FileExistsError:
-        pass  # the same bytes were written under the name meanwhile: drop this copy
+        pass  # another process has written the file again meanwhile: drop this one
     os.unlink(aside, dir_fd=parent)
 
 

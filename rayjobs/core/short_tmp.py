@@ -20,7 +20,7 @@ _KIND = "tmp-"
 
 
 def provide(tmp: Path) -> Path:
-    """Return a path to a temporary folder with space for a socket's name; a link if needed.
+    """Return a path to a temporary folder that is short enough for sockets; a link if needed.
 
     Raises:
         OSError: the link cannot be made.

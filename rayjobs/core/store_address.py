@@ -1,4 +1,4 @@
-"""Sentences about a store, without its address or path: not every reader may know it."""
+"""Sentences about a store, without its address or path, which not every reader may know."""
 
 from __future__ import annotations
 

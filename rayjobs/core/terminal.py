@@ -40,7 +40,7 @@ def one_line(text: str) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """Return a text up to its first line's end, or the end of its first sentence."""
+    """Return the first sentence of a text, or its first line if that ends earlier."""
     line = text.strip().partition("\n")[0]
     return re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0].strip()
 

@@ -10,5 +10,5 @@ def user_name() -> str:
     """Return the user's name for display."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in containers
+    except (KeyError, OSError):  # a uid without a name, as in containers
         return f"uid {os.getuid()}"

@@ -73,7 +73,7 @@ class _Growing:
         """Return whether the shape fits on nodes that were alive when the group was made.
 
         Args:
-            capacities: The free capacity, without any use by this group on its own nodes.
+            capacities: The free capacity, from which this group's own use is already subtracted.
         """
         mine = {node for node in self.requested if node is not None}
         old = [
@@ -142,8 +142,8 @@ class Allocations:
         started in the meantime replaces one of them.
 
         Idle allocations count as free: they are released on demand. Ray's figures lag behind
-        changes by up to 0.2 s, so they only serve to find the use by others, and only after some
-        time without changes by rayjobs.
+        changes by up to 0.2 s, so they are used only to find the use by others, and only after
+        some time without changes by rayjobs.
         """
         ours: dict[str, list[Shape]] = {}
         every: dict[str, list[Shape]] = {}

@@ -264,8 +264,8 @@ class Board:
         self._served: dict[str, Served] = {}
         self._views: dict[str, QueueView] = {}
         self._broken: dict[str, str] = {}
-        # Not broken: the original is served, so everything that a copy's records name is known
-        # here.
+        # Why copies are not served, by path. They do not count as broken: everything that their
+        # records name belongs to the original.
         self._copies: dict[str, str] = {}
         self._aliases: dict[str, str] = {}  # other paths of workspaces that are served
         self._ids: dict[str, str | None] = {}
@@ -369,7 +369,8 @@ class Board:
         """Return the workspace whose store is the same as the one in `path`.
 
         The stores are the same file, or both folders name one store in PostgreSQL and one place for
-        files in S3: they belong to one workspace. (With files in the folder, one is a copy.)
+        files in S3: they belong to one workspace. (If the files are in the folders, one folder is a
+        copy.)
         """
         number, shared = _file_number(path), _shared_store(path)
         for known in self._served.values():

@@ -183,7 +183,7 @@ class Candidates:
 
 
 def _came_s(served: Served, queued: Mapping[str, Job]) -> dict[str, float]:
-    """Return when each job arrived, in seconds since 1970, in the order of the serials.
+    """Return when each job arrived, in seconds since 1970: never after a job with a higher serial.
 
     The store sets the serials; the times come from many clients' clocks, which may be wrong or set
     back. No job arrived before its workspace was made.

@@ -240,7 +240,7 @@ class Engine:
                     self._turns_ended = self._turns_begun
                     self._turn_ended.notify_all()
                 try:
-                    # Not wait_for: in Python 3.11 it loses a cancel that meets the wake.
+                    # Not wait_for: in Python 3.11 it loses a cancel that coincides with the wake.
                     async with asyncio.timeout(POLL_S):
                         await self._wake.wait()
                 except TimeoutError:

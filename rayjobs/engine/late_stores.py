@@ -1,4 +1,4 @@
-"""Stores files that stayed on nodes during an outage of a storage, when a user requests it."""
+"""Stores files that stayed on nodes during a storage outage, when a user requests it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class LateStores:
         self._nodes: dict[str, list[NodeOfAttempt]] = {}
 
     async def ask(self, served: Served, job: str) -> StoreAnswer:
-        """Begin to store a job's remaining files, or wait for a late store that already runs.
+        """Begin to store a job's remaining files, or join a late store that already runs.
+
+        Returns its result if it ends within `ANSWER_S`, otherwise its progress.
 
         Raises:
             RayjobsError: there is nothing to store, or the job's records cannot be read.

@@ -1,4 +1,4 @@
-"""Sends one notification as a web request or a mail. Blocks; raises if it is not accepted."""
+"""Sends one notification as a web request or an email. Blocks; raises if it is not accepted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def send(
 
     Args:
         facts: The facts about the job that it reports.
-        key: Identifies the notification; the same for each try.
+        key: Identifies the notification; each try of it has the same key.
 
     Raises:
         NotSentError: it was not accepted.

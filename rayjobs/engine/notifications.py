@@ -104,7 +104,7 @@ class _OfWorkspace:
         self._change: tuple[int, int] | None = None
         self._due: dict[str, Due] | None = None  # None: not read yet
         self._sending: dict[str, asyncio.Task[None]] = {}  # by receiver
-        self._pauses: dict[str, tuple[float, float]] = {}  # receiver → until, seconds
+        self._pauses: dict[str, tuple[float, float]] = {}  # receiver → (its end, its length)
 
     async def turn(self) -> None:
         """Read what is new in the history, and begin to send due notifications."""

@@ -35,7 +35,7 @@ class Recovery:
     """
 
     def __init__(self, parts: SupervisorParts, board: Board, attempts: AttemptsInProgress) -> None:
-        """Take over the recorded attempts of the workspaces of `board`.
+        """Prepare to take over the recorded attempts of the workspaces of `board`.
 
         Args:
             parts: The shared parts of the target's supervisors.
@@ -136,7 +136,7 @@ class Recovery:
         *,
         restarted: bool,
     ) -> None:
-        """Release an allocation without a living job when its attempt's processes are dead.
+        """Release an allocation without a live job if its processes are dead; otherwise drain it.
 
         Args:
             ended: The attempts just ended, and whether they are proven dead.
@@ -295,7 +295,7 @@ class Recovery:
         finished = [one.exit for one in settled if one.exit is not None]
         is_early = job.state in (JobState.PROVISIONING, JobState.PREPARING)
         if settled and len(finished) == len(settled) and not any(one.ended_now for one in settled):
-            # It had ended by itself: its exit record is authoritative, Ray's end does not matter.
+            # It had ended by itself: its exit record is authoritative, whatever happened to Ray.
             if is_early:
                 await supervisor.record.move_to_running(job.state)
             await supervisor.ending.finalise(finished)
@@ -334,8 +334,8 @@ class Recovery:
     ) -> Settled:
         """Ask the node for the final state of an attempt.
 
-        The state is ``unknown`` if the node's agents die or are unreachable, or if the node is
-        permanently gone and the lease of its host has not ended yet.
+        The state is ``unknown`` if the node's agents die or are unreachable, or, with `end`, if the
+        node is permanently gone and the lease of its host has not ended yet.
 
         Args:
             end: End the living processes.

@@ -49,7 +49,7 @@ class LateError(TargetError):
 
 
 def without_client_server(parameters: Any, _is_head: bool) -> None:
-    """Omit Ray's client server (`RAY_START_HOOK`): it is not used here, and it runs code.
+    """Omit Ray's client server (`RAY_START_HOOK`): rayjobs does not use it, and it runs code.
 
     The command line of Ray cannot switch it off once gRPC is installed.
     """

@@ -121,9 +121,9 @@ class Tidying:
 
     # -- folders of ended attempts ---------------------------------------------------------------
     async def _clean_nodes(self, nodes: Sequence[NodeInfo]) -> None:
-        """Clean all nodes once after the start, then periodically those that run attempts.
+        """Periodically clean the nodes that run attempts; first, all nodes of a local target.
 
-        This starts no agent on other nodes, which would prevent the removal of an idle node.
+        This starts no agent on an idle node of a cluster, which would prevent the node's removal.
         """
         now_s = self._parts.clock.monotonic_s()
         if not self._recovery.is_complete:

@@ -1,5 +1,5 @@
 """Records of what happened to jobs, and the consequences.
 
 `states` has the states, `outcomes` what each outcome leads to, `rootcause` what ended an attempt,
-`retry` whether another one follows.
+`retry` whether another attempt follows.
 """

@@ -11,7 +11,7 @@ class Cancellation:
 
     Attributes:
         by: Who or what canceled it, such as a user's name; empty: unknown.
-        remarks: What users should know besides, as a clause; may be empty.
+        remarks: What else users should know, as a clause; may be empty.
         requeue_reason: Why it would otherwise have been queued again; empty: it would not.
     """
 

@@ -1,8 +1,8 @@
 """The data of events that code reads: its base class, and the kinds of the queue and the store.
 
-The text of an event is for people. Its data is stored as plain JSON, and code reads it through the
-class of its kind alone. The kinds of other subjects are in `rayjobs.data.events`,
-`rayjobs.results.left_out` and `rayjobs.tuning.events`.
+The text of an event is for people. Its data is stored as plain JSON, and code reads it only through
+the class of its kind. Other kinds are in `rayjobs.data.events`, `rayjobs.results.left_out` and
+`rayjobs.tuning.events`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EventData(Message):
     """Base of the data of events of one kind."""
 
     __slots__ = ()
-    # The entry `version` of an event's data is the version of a dataset.
+    # In an event's data, the entry `version` is the version of a dataset, not of the format.
     READS_VERSION: ClassVar[int | None] = None
     KIND: ClassVar[str]
 

@@ -1,4 +1,4 @@
-"""The stored records of an attempt's hosts: path, process and platform, and the latter as text."""
+"""The stored records of an attempt's hosts (path, process, platform), and platforms as text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class HostFacts(Message):
     Attributes:
         interpreter: Path of the ranks' interpreter.
         python: Its version.
-        torch: Version of torch there; torch_built_for: the version of CUDA or ROCm, by name.
+        torch: Version of torch there.
+        torch_built_for: The version of CUDA (``cuda``) or ROCm (``hip``) that it was built for.
         packages: Digest of the list of its packages.
         system: Kernel and processor.
         memory_bytes: The machine's memory.
@@ -95,7 +96,7 @@ class HostRecord(MaybeOfProcess, Message):
 
     def to_json(self) -> dict[str, Any]:
         """Return its JSON without unknown facts."""
-        values = super(HostRecord, self).to_json()  # noqa: UP008 - slots make another class
+        values = super(HostRecord, self).to_json()  # noqa: UP008 - slots replace the class
         values["facts"] = None if self.facts is None else self.facts.known()
         if self.pid is None:
             for name in ("pid", "start_time", "boot_id", "cold", "watches_raylet"):

@@ -40,7 +40,7 @@ RULES: Mapping[Outcome, Rule] = MappingProxyType(
         Outcome.HOST_ERROR: Rule(failure_class=FailureClass.SYSTEM, is_loss=True),
         Outcome.LEASE_LOST: Rule(failure_class=FailureClass.NODE_LOST, is_loss=True),
         Outcome.NODE_LOST: Rule(failure_class=FailureClass.NODE_LOST, is_loss=True),
-        # It ends all attempts, so no single job is to blame.
+        # Losing the cluster ends all attempts, so no single job is to blame.
         Outcome.CLUSTER_LOST: Rule(failure_class=FailureClass.NODE_LOST),
         Outcome.PREEMPTED: Rule(failure_class=FailureClass.PREEMPTED),
         Outcome.PUT_BACK: Rule(None, spends_budget=False),

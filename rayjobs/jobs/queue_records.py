@@ -13,7 +13,7 @@ from rayjobs.jobs.states import JobState
 # it differs, the job must be reread.
 Mark = tuple[int, int, int, str | None, str | None, str]
 
-# How much of a long command serves as its name.
+# How many characters of a long command serve as its name.
 NAMED_CHARACTERS = 40
 
 

@@ -46,7 +46,7 @@ class Job:
         display_name: The name for users instead of the spec's; unlike the spec, it may change.
         kind: "job"; "sweep", "array" and others for parents that run nothing themselves;
             "interactive" for a run to which a process outside the queue logs.
-        parent: Id of the sweep or array that it belongs to.
+        parent: Id of the run that it belongs to, such as a sweep, an array or a pipeline run.
         array_index: Its index in its array; None if it is not a member.
         placed_at: When it first got an allocation; for an array, when its first member did.
         held: Why it is held in the queue until a user releases it; None: not held.
@@ -232,7 +232,7 @@ class MetricPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """A file of a run, visible when its row exists (the publish).
+    """A file of a run. Writing its row publishes it: before that, users do not see the file.
 
     Attributes:
         name: Its name for users: ``outputs/model.pt``, ``azureml-logs/70_driver_log.txt``.

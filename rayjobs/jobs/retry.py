@@ -1,11 +1,11 @@
 """Decides about a job whose attempt failed: retry it, hold it, or fail it. Pure.
 
 Each failure class has its own budget (`spec.Retries`) and a pause that doubles; the pauses for a
-storage that does not answer are longer. A failure that another attempt cannot change, such as a
+storage outage are longer. A failure that another attempt cannot change, such as a
 missing file or credential, is never retried. Completed work renews the budgets of failures that are
 not the script's fault: a job that runs for weeks survives more lost nodes than one that runs for
-minutes. A job that repeatedly takes down its attempt host or a whole node is a poison job, because
-of which other jobs lose work. The queue holds it, with the reason, until a user releases it.
+minutes. A job that repeatedly takes down its attempt host or a whole node is a poison job: other
+jobs lose work because of it. The queue holds it, with the reason, until a user releases it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rayjobs.jobs.outcomes import LONGEST_PAUSE_S, LOSSES, spends_budget
 from rayjobs.jobs.records import Attempt
 from rayjobs.spec.model import Retries
 
-# A restarted storage is back in seconds, an upgraded one in minutes: the pauses between this many
-# retries add up to five minutes.
+# A storage service is back seconds after a restart, minutes after an upgrade: the pauses between
+# this many retries add up to five minutes.
 OUTAGE_RETRIES = 8
 OUTAGE_FIRST_PAUSE_S = 5.0
-# How many consecutive attempts lost their host or node, and how soon after their start.
-# The loss of a node after hours of work is the node's fault, not the script's.
+# A job is a poison job if this many consecutive attempts lost their host or node, each this soon
+# after its start. The loss of a node after hours of work is the node's fault, not the script's.
 POISON_AFTER = 3
 POISON_WITHIN_S = 600.0
 # The limit on losses, even with completed work: a job that loses so many nodes probably causes it.

@@ -161,7 +161,7 @@ def _of_request(record: ExitRecord) -> tuple[Outcome, Failure | None]:
     end = ENDS[record.end_reason or EndReason.CANCELED]
     if end.failure_class is None:
         return end.outcome, None
-    # The process that ended it with its node may have died before it recorded that.
+    # The target actor that ended the host may have died before it recorded the loss.
     is_lost = record.end_reason is EndReason.PLACE_LOST
     more = "; its remaining processes were ended first" if is_lost else ""
     return end.outcome, Failure(end.failure_class, f"{record.reason}{more}")
@@ -199,7 +199,7 @@ def _of_attempt(
 def _of_script(
     blamed: _Blamed, tail: bytes, data: Sequence[DataFacts], *, has_only_its_packages: bool
 ) -> Failure:
-    """Return the failure of an attempt that the script of one rank made fail.
+    """Return the failure of an attempt that failed because of one rank's script.
 
     Args:
         tail: The end of that rank's log.
@@ -215,7 +215,7 @@ def _of_script(
         troubles = [one for node in data for one in node.troubles]
         is_outage = any(one.is_outage for one in troubles)
         failure = _failure(FailureClass.DATA, f"{cause} ({message})", rank, log_end)
-        # If a storage also failed, that may have been the cause.
+        # If storage also failed to answer, that may have been the cause.
         is_permanent = not is_outage and any(one.is_permanent for one in troubles)
         return replace(failure, is_outage=is_outage, is_permanent=is_permanent)
     message += _refused_write(log_end, data)

@@ -1,4 +1,4 @@
-"""The states of a job and the allowed steps between them."""
+"""The states of a job and the allowed transitions between them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ S = JobState
 FINAL = frozenset({S.COMPLETED, S.FAILED, S.CANCELED})
 LIVE = frozenset({S.PROVISIONING, S.PREPARING, S.RUNNING, S.FINALIZING})
 
-# Back to Queued from any live state: retry, preemption, lost node, put-back.
+# Back to Queued from any live state: retry, preemption, lost node, or not started.
 NEXT: Mapping[JobState, frozenset[JobState]] = MappingProxyType(
     {
         S.QUEUED: frozenset({S.PROVISIONING, S.CANCELED, S.FAILED}),
@@ -54,5 +54,5 @@ NEXT: Mapping[JobState, frozenset[JobState]] = MappingProxyType(
 
 
 def may_move(old: JobState, new: JobState) -> bool:
-    """Return whether the table has a step from `old` to `new`."""
+    """Return whether a job may change from state `old` to `new`."""
     return new in NEXT[old]

@@ -373,7 +373,7 @@ class _Maker:
     def _check(
         self, name: str, step: StepSpec, params: Mapping[str, Any]
     ) -> submitting.Checked | None:
-        """Return a step's job, ready to submit, and record its problems."""
+        """Return a step's job, ready to submit; None if it has problems, which are recorded."""
         values = with_values(dict(step.job), self.values)
         values.setdefault("name", name)
         values["environment_variables"] = {

@@ -70,7 +70,7 @@ def levels_of(before: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 
 def places_of(before: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, float]]:
-    """Return column and row of each step; columns are centred, steps are near predecessors."""
+    """Return column and row of each step; columns are centered, steps are near predecessors."""
     levels = levels_of(before)
     columns: dict[int, list[str]] = {}
     for name, level in levels.items():

@@ -75,7 +75,8 @@ class Recurrence(Model):
         start_at: The first local time, such as ``2026-11-27T09:30:00``; a time with an offset is
             converted to local time; None: when the schedule was created.
         hours: For days and weeks: the hours; None: the hour of the start.
-        minutes: For days and weeks: the minutes of these hours; None: the minute of the start.
+        minutes: For days and weeks: the minutes of these hours; None: 0, or without `hours` the
+            minute of the start.
         week_days: For weeks: the days; None: the day of the start.
         time_of_day: For days and weeks: a single time (``15:30``) instead of hours and minutes.
     """

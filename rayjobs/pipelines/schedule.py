@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
 ACTIVE, DISABLED = "Active", "Disabled"
-# Minutes between two checks of watched files; each check starts a process.
+# The limits of the minutes between two checks of watched files; each check starts a process.
 SHORTEST_MIN, LONGEST_MIN = 0.01, 525_600
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
 
 LATE = timedelta(minutes=1)
-# Delay before a due run is tried again, after a stopped target or a storage failure.
+# Delay before a due run is tried again, because the target was stopped or storage failed.
 TRY_AGAIN = timedelta(minutes=1)
 EVENT = "schedule"
 SCHEDULE_PROPERTY = "azureml.scheduleid"
@@ -114,8 +114,8 @@ def run_due(
     """Run each due schedule once; return the results.
 
     The run's idempotency key consists of the schedule and its time. If a process dies between the
-    submit and its record, the next one submits again and finds the run. After a temporary failure,
-    the schedule stays due; after a permanent one, it waits for its next time.
+    submit and its record, the next process submits again and finds the run. After a temporary
+    failure, the schedule stays due; after a permanent one, it waits for its next time.
 
     Args:
         workspace: The workspace of the schedules.
@@ -210,7 +210,7 @@ def _run(
     )
     run = submitted.pipeline.job.id
     if not submitted.created and seen is not None:
-        # An earlier try has started it, for the files of that time. Newer files get their own run.
+        # An earlier try started this run for the files of that time. Newer files get their own run.
         known = submitted.pipeline.job.properties.get(SEEN_PROPERTY)
         seen = seen if known == _digest(seen) else None
     if submitted.created:
@@ -294,7 +294,7 @@ def wake_targets(workspace: OpenWorkspace) -> None:
 def changed(
     workspace: OpenWorkspace, record: ScheduleRecord, now: datetime, **values: Any
 ) -> ScheduleRecord:
-    """Write a schedule with other values and its next due time."""
+    """Store a schedule with changed values and its next due time; return it."""
     new = replace(record, **values)
     if new.watched is not None and (new.watched != record.watched or new.seen is None):
         new = replace(new, seen=marks_of(workspace, new.watched))

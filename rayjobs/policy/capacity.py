@@ -65,7 +65,7 @@ class PlacedShape:
         shape: ``nodes``; ``cpus``, ``gpus`` and ``memory`` (bytes) per node; ``spread`` 1.0
             if each node of the job needs its own machine; ``node_types`` if its nodes must be of
             certain types. Allocations of equal shapes may be reused.
-        strategy: Of the placement group.
+        strategy: The strategy of the placement group.
         notes: Notes for the submitter, e.g. that processes share CPUs.
     """
 
@@ -235,7 +235,7 @@ def plan_shape(spec: JobSpec, capacity: Capacity) -> PlacedShape:
             ranks = spec.distribution.world_size
             who = f"its {ranks} processes share" if ranks > 1 else "its threads share"
             notes.append(
-                f"the job asks for {need.cpus * nodes:g} CPUs and this machine has {has:g}: it "
+                f"the job asks for {need.cpus * nodes:g} CPUs and this machine has {has:g}: the job "
                 f"waits for all of them, and {who} them (GPUs and memory cannot be "
                 f"shared in this way)"
             )

@@ -36,7 +36,7 @@ def decide(situation: Situation) -> Decisions:
 
 
 class _Tried:
-    """The results for one shape. They stay valid in a decision, since capacity only decreases."""
+    """The results for one shape. They stay valid in one decision: capacity only decreases."""
 
     __slots__ = ("fits_ever", "no_capacity", "no_spare")
 
@@ -116,7 +116,7 @@ class _Pass:
         return math.inf if self.limits.jobs is None else self.limits.jobs - len(self.running)
 
     def _try_empty(self, shape: Shape) -> _Tried:
-        """Return whether the shape fits on empty nodes."""
+        """Record and return whether the shape fits on empty nodes."""
         empty = [capacity.emptied() for capacity in self.situation.capacities]
         self.tried[shape] = tried = _Tried(take(empty, shape) is not None)
         return tried
@@ -159,10 +159,11 @@ class _Pass:
     def _take(
         self, capacities: Sequence[NodeCapacity], job: Waiting
     ) -> tuple[list[NodeCapacity], tuple[str, ...]] | None:
-        """Take the job's capacity, unless a job of another shape already waits for such new nodes.
+        """Return the capacities with the job's shape taken and its nodes, or None.
 
-        Ray does not keep the order of waiting groups: a later small one would take the node that a
-        large one waits for.
+        None if there is no capacity, if too many nodes would have to start, or if a job of another
+        shape already waits for new nodes of these types. Ray does not keep the order of waiting
+        groups: a later small one would take the node that a large one waits for.
         """
         taken = take(capacities, job.shape)
         if taken is None:

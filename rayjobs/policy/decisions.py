@@ -12,7 +12,7 @@ from rayjobs.policy.records import Preempt, Reservation, Rule, Running, Situatio
 from rayjobs.policy.reserving import Kept
 from rayjobs.policy.shapes import NodeCapacity
 
-# A job refused by these does not use a turn of its array.
+# A job that these rules refuse does not use a turn of its array.
 _NO_TURN = (Rule.ARRAY_LIMIT, Rule.DEPENDENCY, Rule.HELD, Rule.PAUSE)
 
 
@@ -45,7 +45,7 @@ class Decisions:
     head_rule: Rule = Rule.CAPACITY
     kept: Kept | None = None
     capacities: Sequence[NodeCapacity] = ()
-    # The estimates of `rayjobs.policy.estimating` for them, with the sources of `Decision`.
+    # What `rayjobs.policy.estimating` has estimated so far; `sources` as in `Decision.source`.
     estimated: dict[str, tuple[float, str]] | None = field(default=None, compare=False)
     sources: dict[str, str] = field(default_factory=dict, compare=False)
 

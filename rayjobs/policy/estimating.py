@@ -35,9 +35,9 @@ NAMED_SOURCES = 2
 def estimates(decisions: Decisions) -> Mapping[str, tuple[float, str]]:
     """Return the seconds until their start, and the basis, for the first `DEPTH` jobs in line.
 
-    This simulates the queue in its order without backfill, each job for its probable time. A job of
-    unknown duration is assumed never to end: jobs that need its resources have no estimate, and
-    neither have those behind them or those that depend on it. Members that their array or sweep
+    This simulates the queue in its order without backfill; each job runs for its probable time. A
+    job of unknown duration is assumed never to end: jobs that need its resources have no estimate,
+    and neither do jobs behind them or jobs that depend on it. Members that their array or sweep
     holds back, and jobs that depend on others, join the end of the line when they may start. Limits
     of users, pauses, and future jobs are not considered.
     """
@@ -47,9 +47,9 @@ def estimates(decisions: Decisions) -> Mapping[str, tuple[float, str]]:
 
 
 def estimate(decisions: Decisions, key: str) -> tuple[float | None, str]:
-    """Return when one job probably starts, in seconds, and the basis.
+    """Return the seconds until one job probably starts (None: unknown), and the basis.
 
-    Unlike `estimates`, for any job, however far down the line.
+    Unlike `estimates`, this covers any job, however far down the line.
     """
     if decisions.rule(key) in (Rule.START, Rule.HELD, Rule.NEVER_FITS):
         return None, ""

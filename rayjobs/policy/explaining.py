@@ -1,4 +1,4 @@
-"""Explains why a job waits: what is free, which node is nearest, what would help."""
+"""Explains why a job waits: what is free, which node comes closest, what would help."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def _of_capacity(decisions: Decisions, job: Waiting) -> str:
 
 
 def summary(decisions: Decisions, key: str) -> tuple[Rule, str, int]:
-    """Return rule, reason and position: cheap, for lists. Raises KeyError as `Decisions.rule`."""
+    """Return rule, reason and position: cheap, for lists. Raises KeyError like `Decisions.rule`."""
     return decisions.rule(key), reason_of(decisions, key), decisions.positions.get(key, 0)
 
 
 def explain(decisions: Decisions, key: str) -> Decision:
-    """Return everything known about a job's wait. Raises KeyError as `Decisions.rule`."""
+    """Return everything known about a job's wait. Raises KeyError like `Decisions.rule`."""
     job, rule = decisions.by_key[key], decisions.rule(key)
     started = decisions.started.get(key)
     position = decisions.positions.get(key, 0)
@@ -151,7 +151,7 @@ def _free(capacity: NodeCapacity) -> Mapping[str, Any]:
 
 
 def nearest_fit(capacities: Sequence[NodeCapacity], shape: Shape) -> str:
-    """Return which node is nearest to fitting a bundle, and what it lacks, or ""."""
+    """Return which node comes closest to fitting a bundle, and what it lacks; may be empty."""
     capacities = [capacity for capacity in capacities if capacity.is_up]
     if not capacities:
         return ""

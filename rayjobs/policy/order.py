@@ -5,11 +5,11 @@ worth that much waiting, and the order of two jobs never changes however long bo
 priority 1 pass a job of priority 0 only if they are submitted within `aging_s` after it: no job
 waits forever.
 
-The jobs of a group (a sweep, an array) share one such position: the first of them has it while none
-of the group runs. Every further one is an extra: it counts as submitted now, behind all waiting
-jobs of the same priority, and extras of all groups take turns: first the second ones, then the
-third ones. So a group that is alone gets the whole target; if others wait, it keeps one
-position at a time and gets what they leave.
+The jobs of a group (a sweep, an array, a pipeline run) share one such position: the first of them
+has it while none of the group runs. Every further one is an extra: it counts as submitted now,
+behind all waiting jobs of the same priority, and extras of all groups take turns: first the second
+ones, then the third ones. So a group that is alone gets the whole target; if others wait, it keeps
+one position at a time and gets what they leave.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def victims(
 
     Candidates are preemptible jobs of lower priority, and jobs that still wait for nodes to start,
     if they return *behind* the head in line: so the head is never preempted for one of them in
-    turn. Few victims are preferred, then little lost work: for each bundle, this clears the
-    cheapest node, and finally spares victims that are not needed.
+    turn. This prefers few victims, then little lost work: for each bundle, it clears the cheapest
+    node, and finally it spares victims that are not needed.
 
     Args:
         slots: How many more jobs the target may run.
@@ -104,7 +104,7 @@ def _clear(
 def _on_one_node(
     head: Waiting, capacity: NodeCapacity, here: Sequence[Running], now_s: float
 ) -> list[Running] | None:
-    """Return few jobs of one node whose end makes one bundle fit; None if all are not enough."""
+    """Return few jobs on one node whose end makes a bundle fit; None if even all are too few."""
 
     def fits(ended: Sequence[Running]) -> bool:
         return with_capacity_of(ended, [capacity])[0].holds(head.shape)
@@ -136,7 +136,7 @@ def _loss_s(job: Running, now_s: float) -> float:
     """Return how many seconds of work are lost if the job stops now."""
     if job.started_s is None:
         return 0.0
-    # A checkpoint from before this attempt is where it began.
+    # If the newest checkpoint is older than this attempt, only the attempt's own work is lost.
     return max(0.0, now_s - max(job.started_s, job.saved_s or job.started_s))
 
 

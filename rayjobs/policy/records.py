@@ -46,16 +46,17 @@ class Waiting:
 
     Attributes:
         key: Unique over all workspaces of the target.
-        order: Breaks ties of time: (text, serial, key); the text is empty on a target.
+        order: Breaks ties of time: (text, serial, key). Only simulations use the text.
         submitted_s: When it was first submitted; retries and preemption do not change it.
         user: Whose limits it counts against.
-        group: Id of its sweep or array, whose jobs have one share; None: a single job.
+        group: Id of its sweep, array or pipeline run, whose jobs have one share; None: no group.
         group_limit: How many jobs of the group may run at a time (``--array 0-15%4``).
         preemptible: Whether it may be preempted for a job of higher priority.
         max_duration_s: The hard limit of an attempt; None: no limit.
         grace_s: Seconds between SIGTERM and SIGKILL.
         expected_s: How long such jobs took (median of history); None: unknown. Used for estimates,
-            and to leave capacity for the first in line earlier, never to start a job.
+            and so that backfilled jobs free capacity earlier for the first in line; never to
+            start a job.
         expected_basis: The basis: ``history`` (the same script in the same experiment)
             or ``script`` (the same script in any experiment, which says less).
         expected_from: The same for users: "12 earlier runs of train.py in this workspace".
@@ -232,8 +233,8 @@ class Decision:
         position: Position in line from 1; 0 if it is not in line.
         ahead: Keys of at most `AHEAD` jobs before it in line, nearest first.
         free: The free capacity of each node.
-        nearest: The node that is nearest to fitting it, and what it lacks; empty if that does not
-            help.
+        nearest: The node that comes closest to fitting it, and what it lacks; empty if that does
+            not help.
         estimate_s: Seconds until it probably starts; None: unknown.
         basis: The basis of the estimate: ``history``, ``script`` (as `Waiting.expected_basis`),
             ``limit`` (the jobs' own time limits), ``elapsed`` (a job is assumed to run as long

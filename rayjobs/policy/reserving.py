@@ -21,8 +21,8 @@ class Kept:
         likely_s: When it will probably start; None: unknown.
         basis: The basis of `likely_s`.
         source: The runs that the basis refers to, for users.
-        spare: For each reserved node, its capacity next to the head: available to jobs
-            without a time limit.
+        spare: For each reserved node, the free capacity that is left when the head runs there;
+            jobs without a time limit may use it.
     """
 
     reservation: Reservation | None
@@ -131,7 +131,7 @@ def likely_start(
 
 
 def _keep_of_empty(head: Waiting, capacities: Sequence[NodeCapacity]) -> Kept:
-    """Reserve nodes that other programs use: when these end is unknown."""
+    """Reserve nodes that other programs use now; when those programs end is unknown."""
     taken = take([capacity.emptied() for capacity in capacities], head.shape)
     if taken is None:
         return Kept(None, None, "", {})
@@ -145,7 +145,7 @@ def _keep_of_empty(head: Waiting, capacities: Sequence[NodeCapacity]) -> Kept:
 
 
 def least(one: NodeCapacity, other: NodeCapacity | None) -> NodeCapacity:
-    """Return the node with the smaller free amounts of the two."""
+    """Return `one` with the smaller free amount of the two for each resource."""
     if other is None:
         return one
     return NodeCapacity(
@@ -167,7 +167,7 @@ def _first_fit(
     fits: Callable[[list[NodeCapacity]], bool],
     slots: float,
 ) -> int | None:
-    """Return how many of `ending`, in order, must end until it fits; None if all do not suffice.
+    """Return how many of `ending`, in order, must end until it fits; None if all are too few.
 
     More capacity never undoes a fit, so this uses binary search. Each end also frees a slot.
     """

@@ -18,9 +18,9 @@ class BanditPolicy(Policy):
     The leader's value is the best that any trial had up to the same interval. If the metric is
     maximized, a trial is stopped if its best is below ``leader/(1+slack_factor)`` or
     ``leader-slack_amount``; if it is minimized, above ``leader*(1+slack_factor)`` or
-    ``leader+slack_amount``. For a leader below
-    zero, multiplication and division are swapped, so that the slack is always on the worse side of
-    the leader (literally applied, the rule would stop the leader itself).
+    ``leader+slack_amount``. For a leader below zero, multiplication and division are swapped, so
+    that the slack is always on the worse side of the leader (literally applied, the rule would stop
+    the leader itself).
 
     Source: ``azureml.train.hyperdrive.BanditPolicy``.
 

@@ -41,7 +41,7 @@ COLLECT_TRIES = 4
 # A collection without progress is given up after this time, or when the job is canceled.
 STUCK_S = 600.0
 STUCK_LOOK_S = 2.0
-# How long to wait for a storage that does not answer: as long as attempts retry to read from it.
+# How long to wait for storage that does not answer: as long as attempts keep trying to read.
 OUTAGE_S = 300.0
 OUTAGE_LONGEST_PAUSE_S = 10.0
 # How often, and after which pause, to retry if a process of rayjobs could not open more files.
@@ -89,7 +89,7 @@ class AttemptEnding:
         cluster: Cluster,
         leases: Leases,
     ) -> None:
-        """End the attempt of `record`."""
+        """Prepare to end the attempt of `record`."""
         self._record = record
         self._allocation = allocation
         self._end_request = end_request
@@ -209,7 +209,7 @@ class AttemptEnding:
 
     # -- collect -------------------------------------------------------------------------------
     async def _collect(self, node: NodeOfAttempt) -> Collected:
-        """Store the attempt's files from a node; retry, since a full disk may get space again."""
+        """Store the attempt's files from a node; retry, since a full disk may get free space."""
         if node.is_lost:
             return Collected()  # the node is no longer reachable
         await self._record.wait_for_workspace()
@@ -263,7 +263,7 @@ class AttemptEnding:
         return last
 
     async def _wait_for_storage(self, node: NodeOfAttempt, last: Collected) -> Collected:
-        """Retry while a storage does not answer, until a time limit or a cancel.
+        """Retry while storage does not answer, until a time limit or a cancel.
 
         The script's files are complete on its node: waiting costs less than repeating its work.
         """

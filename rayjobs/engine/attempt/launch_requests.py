@@ -136,14 +136,14 @@ def _python_in_image(spec: JobSpec) -> str | None:
         return spec.environment
     packages = _packages(spec)
     if packages is not None and "/" in (packages.python or ""):
-        return packages.python  # packages are added to it
+        return packages.python  # packages are added to this interpreter
     return None
 
 
 def _on_node(
     plan: LaunchPlan, record: AttemptRecord, *, target: str, address: str | None
 ) -> AttemptOnNode:
-    """Return the name of the attempt on the plan's node, and what its agent must know of it."""
+    """Return the message that tells the agent of the plan's node which attempt a call is about."""
     spec, workspace = record.job.spec, record.served.path
     reads_secrets = needs_secrets(workspace) or bool(
         spec.inputs or spec.outputs or _packages(spec) or spec.secrets or spec.container

@@ -50,7 +50,7 @@ class Leases:
         self._granted_s.pop(node.on.marker, None)
 
     async def keep(self, agent: Agent, node: NodeOfAttempt) -> None:
-        """Renew the lease of the node's host until this is cancelled, or the agent is lost."""
+        """Renew the lease of the node's host until this is canceled or the agent is lost."""
         lease_s = node.on.lease_s
         if not lease_s:
             return
@@ -66,7 +66,7 @@ class Leases:
                 answer = None
             fresh = stamp is None and answer is not None
             stamp = answer
-            if not fresh:  # the first answer only gave a stamp
+            if not fresh:  # the first call only fetched the stamp that the next one renews with
                 await asyncio.sleep(lease_s / RENEWALS)
 
     # -- nodes that are gone -------------------------------------------------------------------

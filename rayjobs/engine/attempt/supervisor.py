@@ -430,7 +430,7 @@ class AttemptSupervisor:
                 finally:
                     ending.cancel()
                     renewing.cancel()
-                    drop(following)  # a dying agent fails both it and the stop: raise one error
+                    drop(following)  # a dying agent fails both FOLLOW and STOP: raise one error
             except AgentFaultError as error:
                 if not error.is_out_of_files:
                     raise

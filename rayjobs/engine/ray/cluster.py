@@ -38,8 +38,8 @@ from rayjobs.protocol.names import NAMESPACE
 AGENT_START_S = 180.0
 CONNECT_S = 2.0
 SUCCESSOR_PAUSE_S = 0.1
-# Ray's message contains one of these only if the actor has ended itself: the second as soon as its
-# control service knows, in varying sentences.
+# Ray's message contains one of these only if the actor has ended itself. Once Ray's control service
+# knows, the sentence varies, but it contains the second.
 EXITED = ("exit_actor() is called", "INTENDED_USER_EXIT")
 
 

@@ -8,7 +8,7 @@ The random seeds are fixed, so the traces are always the same. Both are for a po
   rounded up to 10 minutes. A tenth has priority 10; every third is preemptible.
 - `mixed`: 300 jobs in 132 hours. 70 % small (1 or 2 GPUs, median 40 minutes), 20 % of one whole
   node (8 GPUs, median 2 hours), 10 % of two to four whole nodes (median 3 hours). Limits, priority
-  and preemptible as above, though no job of several nodes is preemptible.
+  and preemptible as above, though no multi-node job is preemptible.
 """
 
 from __future__ import annotations
