@@ -49,7 +49,7 @@ class Waiting:
         order: Breaks ties of time: (text, serial, key). Only simulations use the text.
         submitted_s: When it was first submitted; retries and preemption do not change it.
         user: Whose limits it counts against.
-        group: Id of its sweep, array or pipeline run, whose jobs have one share; None: no group.
+        group: Id of its sweep, array or pipeline run, whose jobs have one share; None: none.
         group_limit: How many jobs of the group may run at a time (``--array 0-15%4``).
         preemptible: Whether it may be preempted for a job of higher priority.
         max_duration_s: The hard limit of an attempt; None: no limit.
