@@ -235,8 +235,8 @@ def plan_shape(spec: JobSpec, capacity: Capacity) -> PlacedShape:
             ranks = spec.distribution.world_size
             who = f"its {ranks} processes share" if ranks > 1 else "its threads share"
             notes.append(
-                f"the job asks for {need.cpus * nodes:g} CPUs and this machine has {has:g}: the job "
-                f"waits for all of them, and {who} them (GPUs and memory cannot be "
+                f"the job asks for {need.cpus * nodes:g} CPUs and this machine has {has:g}: the "
+                f"job waits for all of them, and {who} them (GPUs and memory cannot be "
                 f"shared in this way)"
             )
     if cpus <= 0 and need.gpus <= 0 and need.memory <= 0:
