@@ -1,8 +1,8 @@
 """Azure's storage by name: maps registrations of Azure ML to available storage.
 
-A registration resolves, in this order, to a datastore already registered under the name, to a
-folder that a mapping names for the storage's address, or to the real storage, which requires the
-package adlfs.
+A registration resolves, in this order, to a folder or S3 bucket already registered under the name,
+to a folder that a mapping names for the storage's address, or to the real storage, which requires
+the package adlfs.
 
 Source: Azure ML SDK v1, `azureml.core.Datastore.register_azure_blob_container` and its siblings.
 """

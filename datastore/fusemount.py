@@ -183,10 +183,10 @@ class ReadOnlyFiles(mfusepy.Operations):
 
 
 def read_further_ahead(point: Path) -> None:
-    """Make the kernel read 1 MiB at a time from a mount, where this process may.
+    """Make the kernel read 1 MiB at a time from a mount, if this process is allowed to.
 
-    With its default of 128 KiB, every read becomes a request. Only root may change that; without
-    the change, sequential reads are about a fifth slower, and nothing else differs.
+    With the kernel's default of 128 KiB, every read becomes a request. Only root may change that;
+    without the change, sequential reads are about a fifth slower, and nothing else differs.
     """
     device = device_of(point)
     if device is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LocalMount:
-    """Mounted, linked or (without FUSE) downloaded between `start` and `stop`."""
+    """Files that are mounted, linked or (without FUSE) downloaded from `start` to `stop`."""
 
     def __init__(self, dataset: HasFiles, mount_point: str | Path | None) -> None:
         self._dataset = dataset

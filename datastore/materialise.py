@@ -134,7 +134,7 @@ def materialise(
         working_directory: The base of a relative `path_on_compute` (default: `into`).
         cache_bytes: Limit of the node's cache; None: only the disk limits it.
         owner: The process whose end also ends the mount (default: this process).
-        progress: Gets the progress of a download.
+        progress: Called with the progress of a download.
         protection: How a reader of the input is kept from changing its source.
 
     Raises:

@@ -46,8 +46,8 @@ class DataOutput:
     """A job's output: its datastore, its path there, and when it is stored.
 
     In mode `upload` the job gets an empty folder, whose files are stored after its script has
-    succeeded. In mode `mount` it sees the destination, and its writes appear there at once
-    (`rayjobs.datastore.write_through`).
+    succeeded. In mode `mount` it sees the destination, and its writes appear there while it
+    runs: at once if the datastore is a folder, otherwise by `rayjobs.datastore.write_through`.
     """
 
     name: str

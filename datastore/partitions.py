@@ -14,7 +14,7 @@ from rayjobs.datastore.errors import InvalidReference
 from rayjobs.datastore.manifest import FileEntry
 from rayjobs.injob.lazy_dataclass import dataclass
 
-# Azure ML's parts of a time: digits, and which argument of `datetime` they are.
+# Azure ML's parts of a time: the number of digits, and the argument of `datetime`.
 _PARTS = {
     "yyyy": (4, "year"),
     "MM": (2, "month"),

@@ -162,10 +162,10 @@ class DataReference:
     overwrite: bool = False
 
     def __setattr__(self, field: str, value: Any) -> None:
-        """Set a field to a valid value.
+        """Set a field, after checking the value.
 
         Raises:
-            InvalidReference: it cannot.
+            InvalidReference: the field cannot have this value.
         """
         if field == "mode":
             check_mode(value)

@@ -288,8 +288,9 @@ class TabularDataset(AbstractDataset):
         """Read the table as a pandas data frame; dates and times become datetime64[ns].
 
         Args:
+            on_error: "null" or "fail"; has no effect here.
             out_of_range_datetime: How to handle a date that 64 bits of nanoseconds cannot hold
-                (before 1677 or after 2262): null, or fail.
+                (before 1677 or after 2262): "null" or "fail".
 
         Raises:
             TableUnreadable: a date is out of range, with "fail"; and as `to_arrow_table`.

@@ -241,7 +241,7 @@ Check = Callable[[MadeOutput], list[str]]
 def damage(
     workspace: OpenWorkspace, job_id: str, outputs: Iterable[str], *, check: Check = changes
 ) -> str | None:
-    """Return why a completed job's outputs cannot be used any more; None if all are as pinned.
+    """Return why a completed job's outputs can no longer be used; None if all are as pinned.
 
     Args:
         outputs: Names of the outputs that must be pinned.

@@ -107,7 +107,7 @@ def _problem(path: str, error: DatastoreError) -> Problem:
 def _unknown_outputs(
     workspace: OpenWorkspace, spec: JobSpec, planned: Container[str]
 ) -> Iterator[Problem]:
-    """Yield a problem for each input from an output that no job has, or that is not waited for."""
+    """Yield a problem for each input from an output that does not exist, or is not waited for."""
     waited_for = {one.job for one in spec.depends_on if one.when == "ok"}
     for name, one in spec.inputs.items():
         if not one.source.startswith(OUTPUT):
@@ -309,14 +309,14 @@ def resolve(
 
 @dataclass(frozen=True)
 class InputRead:
-    """An input of a job, with what its newest attempt was given.
+    """An input of a job, with what the last attempt that got it was given.
 
     Attributes:
         name: The input's name.
         source: The source, with its exact version.
         mode: mount, download or direct.
         provided: What a node reported of it; None: no node has provided it yet.
-        attempt: The attempt that was given it; None: none was.
+        attempt: The last attempt that was given it; None: none was.
         changed: A sentence, if its files changed while that attempt ran; otherwise empty.
     """
 
@@ -347,7 +347,7 @@ class InputRead:
 
 
 def inputs_read(store: Store, job: Job) -> list[InputRead]:
-    """Return a job's inputs, each with the version that its newest attempt was given."""
+    """Return a job's inputs, each with the version that an attempt was given last."""
     found = {name: InputRead(name, one.source, one.mode) for name, one in job.spec.inputs.items()}
     for event in store.events(job.id) if found else ():
         if (provided := InputProvided.of(event)) is not None:

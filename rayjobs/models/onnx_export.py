@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".pt2", ".pt", ".pth", ".bin", ".ckpt")
 TOLERANCE = 1e-3
-"""How far ONNX Runtime's results may be from PyTorch's, relative to the largest of them."""
+"""How far ONNX Runtime's results may be from PyTorch's, relative to the largest of them or to 1."""
 _STATE_KEYS = ("state_dict", "model_state_dict", "model")
 
 

@@ -27,7 +27,7 @@ from rayjobs.store.base import Store
 from rayjobs.workspace.blobs import BlobStore
 
 _RANK_FILE = re.compile(r"rank-([0-9]{1,9})\.jsonl")
-MOST_BYTES = 64 * 1024**2  # of one rank's file of requests
+MOST_BYTES = 64 * 1024**2  # read from one rank's file of requests
 _DAMAGED = "its request is damaged"
 
 

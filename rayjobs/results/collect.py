@@ -140,7 +140,7 @@ def missing_records(
     """
     paths = AttemptPaths(Path(on.root))
     if not os.path.lexists(paths.root):
-        if restored:  # it had ended, and storing its records removed its folder
+        if restored:  # the attempt had ended, and storing its records removed its folder
             gone = f"the attempt's folder is gone, since the attempt had ended: {restored}"
             return [LeftOut(gone, has_lost_files=True)]
         gone = (

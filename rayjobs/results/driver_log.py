@@ -160,7 +160,7 @@ def follow(
 
 
 def read_tail(path: Path, most_bytes: int) -> bytes:
-    """Return the last bytes of a log (after its hole); empty when there is no log."""
+    """Return the last bytes of a log, none from before a hole; empty when there is no log."""
     try:
         with open_log(path) as file:
             size = file.seek(0, os.SEEK_END)
@@ -205,7 +205,7 @@ def last_lines(data: Iterator[bytes] | bytes, count: int) -> bytes:
 def compact(path: Path) -> Iterator[Path]:
     """Yield a file with the log in its stored form: without the zeros of holes.
 
-    A log that grows meanwhile, or that has a hole without a note, is cut there.
+    The file ends where the log ended at this call, or at a hole without a note.
     """
     gap = first_gap(path)
     if gap is None and not holes(path):

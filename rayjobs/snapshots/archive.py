@@ -18,7 +18,7 @@ from rayjobs.snapshots.scan import Entry, Kind
 BLOCK = 512
 CHUNK = 1024**2
 LONGEST_NAME = 64 * 1024
-LEVEL = 3  # of zstd: ~250 MB/s a core
+LEVEL = 3  # of zstd: about 250 MB/s per core
 
 
 class Sink(Protocol):

@@ -215,8 +215,9 @@ class Rules:
     def _brings_back(self, line: int, why: Why, name: str) -> bool:
         """Return whether a ``!pattern`` of .rayjobsignore overrides this default.
 
-        ``!src/`` does not re-include src/.env: the pattern's last part must itself be of the kind
-        that is left out, or be exactly the name.
+        ``!src/`` does not re-include src/.env: the pattern's last part must be of the kind that is
+        left out, be exactly the name or, except for a likely secret, match the name with more
+        than wildcards.
         """
         if line >= 0 or self.name != IGNORE_FILES[0]:
             return False

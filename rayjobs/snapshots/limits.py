@@ -33,8 +33,8 @@ UNPACK_LIMITS = Limits(size=16 * 1024 * MIB, files=1_000_000)
 def limits_from_environment(variables: Mapping[str, str] | None = None) -> Limits:
     """Return the limits that environment variables set.
 
-    ``AML_SNAPSHOT_NO_FILE_LIMIT`` (any value but empty, 0 and false) lifts the file count.
-    Source: Azure ML SDK v1.
+    ``AML_SNAPSHOT_NO_FILE_LIMIT`` (any value but empty, 0 and false) raises the number of files to
+    that of `UNPACK_LIMITS`. Source: Azure ML SDK v1.
 
     Raises:
         UsageError: a limit is not a number above 0.

@@ -55,7 +55,7 @@ class Database:
         self.busy_timeout_s = busy_timeout_s
         self._witness = Witness(path) if path is not None else None
         self._file: tuple[int, int] | None = None  # device and inode of the opened file
-        self._folder: FolderHandle | None = None  # of that file
+        self._folder: FolderHandle | None = None  # the folder of that file
         self._closed = False
         self._broken_by_fork = False
         self._note_is_old = False  # True: the open note is that of a store that was replaced
@@ -70,7 +70,7 @@ class Database:
         self._pid = os.getpid()
         self._idle: list[sqlite3.Connection] = []
         self._users: list[int] = []  # threads with a connection
-        self._guard = threading.Condition()  # of the two lists
+        self._guard = threading.Condition()  # for the two lists
         self._watcher: sqlite3.Connection | None = None  # never writes
         self._watching = threading.Lock()
         # Threads of this process wait for each other here, in order and without polling. A store in

@@ -133,7 +133,7 @@ def to_file(url: str, path: Path, *, switch: Switch) -> Moved:
             if is_begun:  # left by a killed move, which started without such a file
                 path.unlink(missing_ok=True)
             witness = Witness(path)
-            witness.path.unlink(missing_ok=True)  # of an earlier store at this path
+            witness.path.unlink(missing_ok=True)  # the note of an earlier store at this path
             os.link(draft, path)  # unlike a rename, this never replaces a file
             is_linked = True
             sync_folder(path.parent)

@@ -240,7 +240,7 @@ _NUMBERS = re.compile(r"\bserial IN \(SELECT value FROM json_each\((:\w+)\)\)")
 def translated(statement: str) -> str:
     """Return an SQLite statement translated for PostgreSQL, with psycopg's placeholders."""
     text = _NUMBERS.sub(r"serial IN (SELECT CAST(value AS BIGINT) FROM store_each(\1))", statement)
-    text = re.sub(r"\bINDEXED BY \w+", "", text)  # its planner knows the number of rows
+    text = re.sub(r"\bINDEXED BY \w+", "", text)  # the planner needs no hint
     text = re.sub(r"\bjson_each\(", "store_each(", text)
     text = re.sub(r"\bjson_extract\(", "store_extract(", text)
     text = re.sub(r"\bjson_valid\((\w+)\)", r"(\1 IS JSON)", text)
@@ -354,7 +354,8 @@ class PostgresDatabase:
 
         Raises:
             StoreBusyError: another process kept the lock for longer than the busy timeout.
-            StoreError: the server failed; nothing was changed.
+            StoreError: the server failed. Nothing was changed, unless only the answer to the commit
+                was lost.
         """
         self._check()
         with self._errors():
@@ -585,7 +586,7 @@ class PostgresDatabase:
         """Bring an older store to this version in one transaction; its writers wait meanwhile."""
         run = connection.plain.execute
         if not _steps(self._version(connection)):
-            return  # it has this version, or the first transaction refuses it
+            return  # the store has this version, or the first transaction refuses it
         run("BEGIN")
         run(f"SELECT {self._lock()}".encode())
         found = self._version(connection)  # another process may have been faster

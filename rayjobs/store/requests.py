@@ -215,7 +215,7 @@ class NewStep:
         after: Names of the steps that it waits for.
         reuse_key: Digest of `parts`; None: its results are never reused.
         parts: Everything that determines its results, by name.
-        original: The completed job whose results it reuses; None: it runs itself.
+        original: The completed job whose results it reuses; None: it reuses none.
         decision: Why it is reused or not.
         properties: Facts about the job, which can be added to but not changed.
         driver: For a sweep: ``module:function`` that starts its driver; None: it is a job.

@@ -56,7 +56,7 @@ jobs = sa.Table(
     # The script or command, for durations learned from history.
     sa.Column("entry", sa.Text, nullable=False, server_default=""),
     sa.Column("array_index", sa.Integer),  # the member's number in its array
-    sa.Column("placed_at", sa.Text),  # when its first attempt started
+    sa.Column("placed_at", sa.Text),  # when it first got an allocation
     sa.Column("hold", sa.Text),  # why it is held; NULL if it is not
     sa.Column("description", sa.Text, nullable=False, server_default=""),
     sa.Column("cancellation", sa.Text),  # by whom and why it was canceled, as JSON
@@ -235,7 +235,7 @@ steps = sa.Table(
     sa.Column("after", sa.Text, nullable=False),
     sa.Column("reuse_key", sa.Text),  # NULL: never reused
     sa.Column("parts", sa.Text, nullable=False),  # the parts of the key
-    sa.Column("original", sa.Text),  # the job whose results it reuses; NULL: it ran itself
+    sa.Column("original", sa.Text),  # the job whose results it reuses; NULL: none
     sa.Column("decision", sa.Text, nullable=False),
     sa.UniqueConstraint("job", name="uq_steps_job"),
 )

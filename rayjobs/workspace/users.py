@@ -204,7 +204,7 @@ def revoke(store: Store, name: str, *, by: str, now: datetime | None = None) -> 
 
 
 def revoke_token(store: Store, token_id: str, *, by: str, only_of: str | None = None) -> bool:
-    """Revoke the token with this id; return False if it was not valid any more.
+    """Revoke the token with this id; return False if it was no longer valid.
 
     Args:
         only_of: Revoke it only if it is this user's; None means any user's.

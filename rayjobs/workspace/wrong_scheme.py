@@ -19,7 +19,7 @@ def sentence(parts: SplitResult, error: Exception) -> str:
         error: How a request to it failed.
     """
     if parts.scheme == "https":
-        # Any answer that is not TLS causes this error, also one in another protocol.
+        # Any answer that is not TLS causes this error, even one in another protocol.
         if isinstance(error, ssl.SSLError) and _speaks_http(parts):
             return f"{parts.netloc} speaks plain HTTP, without TLS: use http://{parts.netloc}"
     elif isinstance(error, http.client.HTTPException | ConnectionError) and _speaks_tls(parts):

@@ -110,7 +110,7 @@ class JobStore(Protocol):
             no longer those of `read`.
 
         Raises:
-            UsageError: neither the job nor any member of the array is queued any more; whatever
+            UsageError: neither the job nor any member of the array is still queued; whatever
                 `update` refuses.
         """
 

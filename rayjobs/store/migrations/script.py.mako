@@ -12,5 +12,5 @@ depends_on = ${repr(depends_on)}
 
 
 def upgrade() -> None:
-    """Bring a store of the version before to this one."""
+    """Bring a store of the previous version to this one."""
     ${upgrades if upgrades else "pass"}
