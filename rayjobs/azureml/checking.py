@@ -29,7 +29,7 @@ class State(StrEnum):
     SUPPORTED = "supported"
     SUBSTITUTED = "substituted"
     REFUSED = "refused"
-    PIPELINES = "pipelines"  # refused as a part of pipelines that is missing; counted separately
+    PIPELINES = "pipelines"  # refused, since this part of pipelines is missing; counted separately
     MISSING = "missing"
 
 

@@ -69,5 +69,5 @@ class ResourceConfiguration:
 def get_run(
     experiment: Experiment, run_id: str, rehydrate: bool = True, clean_up: bool = True
 ) -> JobRun:
-    """Return a run of the experiment by its id."""
+    """Return a run of the experiment's workspace by its id."""
     return experiment.workspace.get_run(run_id)

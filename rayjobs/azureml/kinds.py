@@ -60,7 +60,7 @@ class Member:
     """A member of a class that a program uses.
 
     Attributes:
-        names: Its name after the name of the class, and of each base class.
+        names: ``Class.member``, for the class as programs know it and for each base class.
         gives: The value that it has or, for a method, the method itself.
         is_there: Whether the rayjobs class has it.
         refused: Why it is refused; None if it is not.

@@ -23,7 +23,7 @@ _FINISHED, _RUNNING, _FAILED = "FINISHED", "RUNNING", "FAILED"
 
 
 class AzureBackend(AbstractBackend):
-    """Submits a project as a job of the workspace that the program opened last."""
+    """Submits a project as a job of the workspace that `Workspace.from_config` opens."""
 
     def run(
         self,

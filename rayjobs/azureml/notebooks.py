@@ -67,7 +67,7 @@ def run_notebook(path: Path) -> int:
     """Run a notebook's code cells; stop at the first that fails, and report it.
 
     Returns:
-        0, or 1 if a cell failed.
+        0, 1 if a cell failed, or the exit code with which a cell ended the program.
 
     Raises:
         UsageError: the file is not a notebook.

@@ -1,4 +1,4 @@
-"""Normalises a spec's `environment` into the form that is stored."""
+"""Normalizes a spec's `environment` into the form that is stored."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
 
 
 def _one_source(below: Any, above: Any) -> None:
-    """Let an image from above replace a Dockerfile from below, and vice versa."""
+    """Let an image in `above` replace a Dockerfile in `below`, and vice versa."""
     if isinstance(below, dict) and isinstance(above, dict):
         for given, other in (("image", "dockerfile"), ("dockerfile", "image")):
             if above.get(given) is not None:

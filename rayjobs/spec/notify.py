@@ -31,7 +31,7 @@ class Receiver:
         """Return the receiver for ``[STATE=]WHERE``.
 
         Raises:
-            ValueError: it is neither a web address nor a mailbox.
+            ValueError: it is neither a web address nor a mailbox, or contains a password.
         """
         on, sign, rest = text.partition("=")
         to = rest if sign and on in ENDS else text

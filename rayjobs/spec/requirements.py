@@ -12,9 +12,9 @@ from rayjobs.core.errors import NotFoundError, Problem, SpecError
 from rayjobs.core.text import size_text
 
 FILE_LIMIT = 512 * 1024  # bytes
-MOST_FILES = 20  # that include each other
+MOST_FILES = 20  # the depth to which files may include each other
 MOST_LINES = 2_000
-LEAST_PYTHON = (3, 8)  # the code inside a job needs it
+LEAST_PYTHON = (3, 8)  # rayjobs' own code inside a job needs it
 SECRET_PREFIX = "RAYJOBS_SECRET_"
 
 # Accepted spelling of an option → its standard spelling.
@@ -134,7 +134,7 @@ def constraints_apart(lines: Sequence[Any]) -> tuple[list[Any], list[str]]:
 
 
 def name_of(line: str) -> str:
-    """Return the package name in a line, normalised as package indexes do."""
+    """Return the package name in a line, normalized as package indexes do."""
     found = re.match(r"[A-Za-z0-9._-]+", line.strip())
     return re.sub(r"[-_.]+", "-", found[0]).lower() if found else line
 

@@ -4,9 +4,10 @@ Programs for Azure ML v1 request Python 3.6, torch 1.6 and packages of a service
 rules here replace such a request with the nearest equivalent on the target. The result lists each
 substitution; with `strict`, the job is refused instead.
 
-Only what is not available is replaced: a Python on which jobs cannot run, a version that was never
-published for the Python in use, Horovod (which must be built for the installed torch), and packages
-of Azure ML itself.
+Only what is not available is replaced: a Python that the target does not have or on which jobs
+cannot run, a version that was never published for the Python in use, conda packages without a
+channel or without conda, Horovod (which must be built for the installed torch), and packages and
+base images of Azure ML itself.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 YAML is read as version 1.2 (``yes``, ``010`` and ``12:30`` are text), one event at a time, so
 that data beyond the limits is never built. Values under `arguments`, `environment`,
-`environment_variables` and `tags` keep their original text.
+`environment_variables` and `tags` keep their original text, except for null.
 """
 
 from __future__ import annotations

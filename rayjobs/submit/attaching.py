@@ -31,7 +31,7 @@ def attach(
     rank: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Job:
-    """Follow a job to its end and return its final state.
+    """Follow a job to its end, or until `stop` returns True; return the job as it is then.
 
     Ctrl-C stops following the job; it never ends the job.
 
@@ -42,7 +42,7 @@ def attach(
         on_start: Gets the stages of the target's own start, if it does not run.
         start_target: Start the target if it does not run; otherwise wait for another process to
             start it.
-        stop: Stops following the job once it returns True.
+        stop: Called repeatedly; True ends the call, but not the job.
 
     Raises:
         TargetError: the target could not be started; the job stays queued.

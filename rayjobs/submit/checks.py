@@ -374,7 +374,7 @@ def _even(amount: float) -> float:
 
 
 def _near_share(processes: int, per_node: float) -> float:
-    """Return the nearest GPUs per process whose product is whole and exact in decimals."""
+    """Return the nearest GPUs per process, in four decimals, that make whole GPUs per node."""
     for whole in (int(per_node) + 1, int(per_node), 1):
         share = whole / processes
         if round(share, 4) * processes == whole:

@@ -27,14 +27,14 @@ def become_own(workspace: OpenWorkspace) -> list[str]:
     continue here.
 
     Raises:
-        StoreError: it cannot be written, or the original cannot be read; the workspace stays a
-            copy.
+        StoreError: the copy cannot be written, or the original cannot be read; the workspace stays
+            a copy.
     """
     if workspace.original is None:
         return []
     original = folder.original_of(workspace.path)
     if original is None:
-        return []  # another process did it, or the original is gone: this is a move
+        return []  # another process has done this, or the original is gone, so it was a move
     store = workspace.store
     unfinished = [state for state in JobState if state not in FINAL]
     ended: list[str] = []
@@ -44,12 +44,12 @@ def become_own(workspace: OpenWorkspace) -> list[str]:
     for line in lines:
         if line.id in own:
             continue
-        if line.kind == INTERACTIVE:  # with the record of its process, which logs to the original
+        if line.kind == INTERACTIVE:  # its process is recorded here too, but logs to the original
             if store.end_run(line.id, outcome=Outcome.CANCELED, reason=reason):
                 ended.append(line.id)
         else:
             ended += abandoned.end(store, line.id, by=getpass.getuser(), reason=reason)
-    # Their rows name reservations of the original, which a target would release.
+    # The copied rows name placement groups of the original, which a target here would release.
     for target in sorted({line.target for line in store.job_lines()}):
         for row in store.allocations(target):
             store.release_allocation(row.name)
@@ -69,7 +69,7 @@ def _started_here(
     """Return the ids of the given jobs that were started in the copy.
 
     The original does not know them. That alone proves nothing, since it may have pruned a job. So
-    they must also be younger than the copy's record, which was written with the copy.
+    they must also be newer than the copy's file `workspace.json`, which was created with the copy.
     """
     made_s = WorkspaceFiles(workspace.path).record.stat().st_ctime
     with folder.open_workspace(original, create=False) as there:

@@ -26,7 +26,7 @@ class Needs:
     """The variables that a job's node reads.
 
     Attributes:
-        required: Variable → (field of the spec, description of its user).
+        required: Variable → (field of the spec, what needs the variable, in words).
         optional: Variables that are used if they are set.
     """
 
@@ -42,7 +42,7 @@ class Needs:
 def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
     """Return what a checked spec's datastores, secrets and packages read from variables.
 
-    Those that access to the workspace itself needs are not among them, see `own_needs`.
+    The variables for access to the workspace itself are not included, see `own_needs`.
     """
     needs = Needs()
     for name, reference in spec.secrets.items():
@@ -74,7 +74,7 @@ def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
 
 
 def own_needs(workspace: OpenWorkspace) -> set[str]:
-    """Return the variables that access to the workspace itself needs, if any."""
+    """Return the variables for access to the workspace itself, if it needs any."""
     from rayjobs.workspace.folder import store_address
 
     address = workspace.blobs_address
@@ -212,6 +212,7 @@ def hand_on(
 
     Raises:
         UsageError: the target's secrets file cannot be used.
+        RayjobsError: the secrets file cannot be written.
     """
     from rayjobs.target.secrets import TargetSecrets
 

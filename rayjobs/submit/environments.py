@@ -86,7 +86,7 @@ def lock_here(
 
 
 def key_here(asked: Packages | Mapping[str, Any]) -> str | None:
-    """Return the name of an environment that is built on this machine's node, or None."""
+    """Return the key of an environment if it is built on this machine's node, else None."""
     try:
         spec = packages_of(asked)
     except (SpecError, UsageError):
@@ -100,7 +100,7 @@ def key_here(asked: Packages | Mapping[str, Any]) -> str | None:
 def working(
     tell: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[tuple[Environments, Work]]:
-    """Yield this machine's environments, and a work record without a job, in its own folder."""
+    """Yield this machine's environments, and a `Work` without a job, in a temporary folder."""
     node = paths.NodePaths(node_root(paths.home()))
     node.root.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="environment-", dir=node.root))

@@ -32,8 +32,8 @@ def pack(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool = True) -> Job
         stores: Store them; otherwise only compute their digests.
 
     Raises:
-        SpecError: a folder is not a package.
-        SnapshotError: one cannot be packed.
+        SpecError: a folder is not a Python project.
+        SnapshotError: a package or the image cannot be packed.
     """
     spec = _with_image(workspace, spec, stores=stores)
     asked = spec.environment

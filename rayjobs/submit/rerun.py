@@ -41,7 +41,8 @@ def rerun(
 
     Raises:
         NotFoundError: there is no such job, or its snapshot was pruned.
-        UsageError: it is a sweep, or `new_code` is set and its source directory is unknown.
+        UsageError: it is a sweep or an interactive run, or `new_code` is set and it has no source
+            directory.
         SpecError: a setting is wrong; all problems at once.
     """
     from rayjobs.spec.file import build_spec, merge

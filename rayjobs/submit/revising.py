@@ -36,7 +36,7 @@ def revise(
         changes: Other changes in the same transaction.
 
     Raises:
-        UsageError: the job does not wait, or is a sweep or array.
+        UsageError: it is neither a job that waits in the queue nor an array.
         SpecError: a change is wrong, or the job could never be placed; all problems at once.
     """
     tags: Mapping[str, str | None] = {}

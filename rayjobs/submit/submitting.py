@@ -63,7 +63,7 @@ class Packed:
 
     Attributes:
         source: The source directory.
-        digest: Of its snapshot.
+        digest: The snapshot's digest.
         summary: Its size and what was left out.
         warnings: Sentences about it; also part of the submit's warnings.
         properties: Properties of the job that describe its repository.
@@ -91,7 +91,7 @@ class Entry:
     """How a job is entered into the store, apart from its spec.
 
     Attributes:
-        idempotency_key: A second submit with it returns the first one's job.
+        idempotency_key: A second submit with the same key returns the job of the first.
         parent: The run that the job is a child of.
         is_numbered: The spec's name is a default: make it unique, such as ``train-3``.
     """
@@ -133,6 +133,8 @@ def submit(
         CannotBePlacedError: the target can never hold it.
         SnapshotError: the source directory cannot be packed.
         StoreError: the job could not be written; nothing was submitted.
+        UsageError: an array has a parent, or the target's secrets file cannot be used.
+        MissingPackageError: the target has to be started, and Ray is not installed here.
     """
     from rayjobs.snapshots import git
     from rayjobs.submit import copies
@@ -236,8 +238,9 @@ def resume(
         changes: Fields of the spec that differ, such as ``{"max_duration_s": 3600}``.
 
     Raises:
-        NotFoundError: there is no such job.
-        UsageError: it has no whole checkpoint, has not ended yet, or is a sweep or array.
+        NotFoundError: there is no such job, or its snapshot was pruned.
+        UsageError: it has no whole checkpoint, has not ended yet, or is a sweep, an array or an
+            interactive run.
         SpecError: a change is wrong; all problems at once.
     """
     from rayjobs.results import checkpoints, resuming
@@ -348,13 +351,13 @@ def pack_source(
     on_stage: Callable[[str], None] = lambda _text: None,
     without: Collection[str] = (),
 ) -> Packed | None:
-    """Store the source directory's snapshot; None without a source directory.
+    """Store the source directory's snapshot and return it; None without a source directory.
 
     Args:
         workspace: Where it is stored.
         checked: The job.
         on_stage: Called with each stage.
-        without: Paths of files that describe the run, and are not part of its code.
+        without: Paths of files to leave out: they describe the run and are not part of its code.
 
     Raises:
         SnapshotError: the source directory cannot be packed.

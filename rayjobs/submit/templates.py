@@ -126,7 +126,7 @@ def write_templates(folder: Path, *, name: str, script: str | None) -> Sequence[
     """Write the files of a new project; existing files do not change.
 
     Args:
-        name: Of jobs and the experiment.
+        name: Name of the jobs and of the experiment.
         script: The project's training script; None writes an example, `train.py`.
 
     Raises:

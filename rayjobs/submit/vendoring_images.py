@@ -61,7 +61,7 @@ def vendor(
 
 
 def _brought(source: Reference, path: Path, work: Work) -> tuple[Path, str | None]:
-    """Return the files of an image, and the one that describes it."""
+    """Return the path of an image, and the name that selects it there (None: the only one)."""
     if source.kind is Kind.FILE:
         return source.path, source.tag
     if source.kind is Kind.FOLDER:
