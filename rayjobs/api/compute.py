@@ -273,13 +273,21 @@ class ComputeTarget:
         self._record = record
 
     def add_tags(self, tags: Mapping[str, str]) -> None:
-        """Add tags, or change their values."""
+        """Add tags, or change their values.
+
+        Raises:
+            ComputeUsageError: the compute is a target that no program created.
+        """
         self._check_made("tagged")
         self._record = replace(self._record, tags={**self.tags, **tags})
         AzureSettings(self.workspace.store).put_compute(self._record)
 
     def delete(self) -> None:
-        """Delete the record of the compute; the target that ran its jobs does not change."""
+        """Delete the record of the compute; the target that ran its jobs does not change.
+
+        Raises:
+            ComputeUsageError: the compute is a target that no program created.
+        """
         self._check_made("deleted")
         AzureSettings(self.workspace.store).remove_compute(self.name)
 
@@ -290,7 +298,7 @@ class ComputeTarget:
             ComputeUsageError: always.
         """
         raise ComputeUsageError(
-            f"a program cannot detach {self.name!r}; use `rayjobs target remove {self.name}`"
+            f"a program cannot detach {self.name!r}; use `rayjobs target rm {self.name}`"
         )
 
     def _check_made(self, what: str) -> None:

@@ -504,7 +504,7 @@ class ScriptRunConfig:
         return build_spec(values)
 
     def _data_items(self) -> list[tuple[str | None, Any]]:
-        """Return the data that no argument names; data without a name of its own gets one."""
+        """Return the data that no argument names, as (name or None, object)."""
         settings = self.run_config
         named = {**settings.data_references, **settings.data, **settings.output_data}
         return [*((None, item) for item in self.inputs), *named.items()]

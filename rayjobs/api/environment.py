@@ -214,7 +214,7 @@ class Environment(FixedAttributes):
         """Return an unregistered copy with another name.
 
         Raises:
-            UsageError: the name is one of Azure ML's own.
+            UsageError: the name is one of Azure ML's own, empty, or not a string.
         """
         if not isinstance(new_name, str) or not new_name.strip():
             raise UsageError(f"the environment's name is {new_name!r}; give a string")
@@ -307,11 +307,11 @@ class Environment(FixedAttributes):
     def add_private_pip_wheel(
         workspace: Workspace, file_path: str | Path, exist_ok: bool = False
     ) -> str:
-        """Store a wheel in the workspace; return its name for `CondaDependencies.add_pip_package`.
+        """Store a wheel in the workspace; return its path for `CondaDependencies.add_pip_package`.
 
         Raises:
             NotFoundError: no such file.
-            UsageError: it already exists, and `exist_ok` is not set.
+            UsageError: it is not a wheel, or already exists and `exist_ok` is not set.
         """
         from rayjobs.api import environment_registry as registry
 

@@ -247,7 +247,7 @@ def plain(section: Section) -> dict[str, Any]:
 
 
 def fill(section: Section, values: Mapping[str, Any]) -> None:
-    """Set a section's fields from plain data; fields that it does not name stay unchanged."""
+    """Set a section's fields from plain data; fields that are not in the data stay unchanged."""
     for name, old in list(vars(section).items()):
         key = _camel(name)
         if key not in values:

@@ -1,4 +1,4 @@
-"""Checks of an estimator's arguments; each returns its problems."""
+"""Checks and conversions of an estimator's arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def agreed(name: str, given: int, named: int) -> int:
 
 
 def counts(nodes: Any, processes: Any) -> list[Problem]:
-    """Nodes and processes must be whole numbers, 1 or more."""
+    """Return a problem for each count that is not a whole number, 1 or more."""
     return [
         Problem(name, f"{value!r} is not a whole number, 1 or more.")
         for name, value in (("node_count", nodes), ("process_count_per_node", processes))
@@ -52,7 +52,10 @@ def counts(nodes: Any, processes: Any) -> list[Problem]:
 
 
 def targets(compute_target: Any, vm_size: str | None) -> list[Problem]:
-    """A machine size alone is enough: the job then runs on the default target."""
+    """Return a problem if neither a target nor a machine size is given.
+
+    With a machine size alone, the job runs on the default target.
+    """
     if compute_target is None and vm_size is None:
         return [Problem("compute_target", "is missing.", "Name one, such as 'local'.")]
     return []
@@ -71,7 +74,7 @@ def spot(vm_priority: str | None) -> tuple[bool | None, list[Problem]]:
 
 
 def either(*pairs: tuple[str, Any, str, Any]) -> list[Problem]:
-    """A parameter and its older name must have the same value if both are given."""
+    """Return a problem for each parameter whose older name was given with another value."""
     return [
         Problem(name, f"is {value!r}, and {older}, its older name, is {before!r}.", "Give one.")
         for name, value, older, before in pairs
@@ -89,7 +92,10 @@ def exclusions(
     image: Image,
     environment_variables: Mapping[str, str] | None,
 ) -> list[Problem]:
-    """Refuse mutually exclusive arguments. Source: the checks of MMLBaseEstimator."""
+    """Return the problems of mutually exclusive arguments.
+
+    Source: the checks of MMLBaseEstimator.
+    """
     problems = []
     given = [name for name, value in packages.items() if value]
     if environment_definition is not None:
@@ -113,7 +119,7 @@ def exclusions(
 
 
 def unsupported(**given: Any) -> list[Problem]:
-    """Refuse arguments that rayjobs does not support."""
+    """Return a problem for each given argument; rayjobs supports none of them."""
     why = {
         "source_directory_data_store": (
             "rayjobs packs the source directory into the workspace's own storage.",
@@ -128,7 +134,7 @@ def unsupported(**given: Any) -> list[Problem]:
 
 
 def inputs(given: Sequence[Any] | None) -> list[Problem]:
-    """Each input must be data."""
+    """Return a problem for each input that is not data."""
     return [
         Problem("inputs", f"{item!r:.80} is not data.", "Give references and named datasets.")
         for item in given or ()
@@ -139,7 +145,7 @@ def inputs(given: Sequence[Any] | None) -> list[Problem]:
 def entry_script(
     source: Path, script: str | None, *, validate: bool, show_warnings: bool
 ) -> list[Problem]:
-    """There must be a script; with `validate`, it must be valid Python.
+    """Return a problem if there is no script or, with `validate`, if it is not valid Python.
 
     Args:
         show_warnings: Also print Python's warnings from compiling the script.
@@ -166,7 +172,7 @@ def entry_script(
 
 
 def duration(seconds: Any) -> list[Problem]:
-    """Check a time limit."""
+    """Return a problem if a time limit is not a number of seconds above 0."""
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if seconds is None or (is_number and seconds > 0):
         return []
@@ -230,7 +236,7 @@ class Image:
 
 
 def arguments(script_params: Mapping[Any, Any], problems: list[Problem]) -> list[Any]:
-    """Return the arguments for script parameters.
+    """Return the arguments for script parameters; append problems.
 
     An empty string makes a flag without a value; a parameter that is None is left out; a list gives
     one argument per item. Data objects stay unchanged: their text is only known once the job's

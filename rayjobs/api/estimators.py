@@ -70,7 +70,7 @@ class Nccl:
 
 
 class ParameterServer:
-    """Recognised but refused: rayjobs does not start parameter servers."""
+    """Recognized but refused: rayjobs does not start parameter servers."""
 
     backend = "ps"
 
@@ -446,6 +446,7 @@ class PyTorch(_FrameworkEstimator):
 
         Raises:
             EstimatorError: something is wrong or not supported; lists all problems.
+            EstimatorUsageError: Azure ML never had this version.
         """
         self._take_version(framework_version, _enable_optimized_mode)
         super().__init__(**_given(locals(), *_OF_VERSION))
@@ -515,6 +516,7 @@ class TensorFlow(_FrameworkEstimator):
 
         Raises:
             EstimatorError: something is wrong or not supported; lists all problems.
+            EstimatorUsageError: Azure ML never had this version.
         """
         self._take_version(framework_version, _enable_optimized_mode)
         if worker_count != 1 or parameter_server_count != 1:
@@ -584,6 +586,7 @@ class Chainer(_FrameworkEstimator):
 
         Raises:
             EstimatorError: something is wrong or not supported; lists all problems.
+            EstimatorUsageError: Azure ML never had this version.
         """
         self._take_version(framework_version, _enable_optimized_mode)
         super().__init__(**_given(locals(), *_OF_VERSION))
@@ -636,6 +639,7 @@ class SKLearn(_FrameworkEstimator):
 
         Raises:
             EstimatorError: something is wrong or not supported; lists all problems.
+            EstimatorUsageError: Azure ML never had this version.
         """
         self._take_version(framework_version, _enable_optimized_mode)
         super().__init__(**_given(locals(), *_OF_VERSION))

@@ -182,7 +182,7 @@ class Experiment:
 
         Raises:
             SnapshotError: the folder cannot be packed, for example because it is too large.
-            UsageError: the id is taken.
+            UsageError: the id is taken, or there is no such folder.
         """
         from rayjobs.api.interactive import start_logging
 

@@ -179,12 +179,12 @@ class Model:
 
     @property
     def run_id(self) -> str | None:
-        """The run that produced it; None for one that a user uploaded."""
+        """The id of the run that produced it; None if a user uploaded it."""
         return self._kept.run or None
 
     @property
     def run(self) -> JobRun | None:
-        """The run that produced it; None for one that a user uploaded."""
+        """The run that produced it; None if a user uploaded it."""
         from rayjobs.api.workspace import Workspace
 
         if self.run_id is None:
@@ -197,7 +197,7 @@ class Model:
 
     @property
     def experiment_name(self) -> str | None:
-        """The experiment of the run that produced it; None for one that a user uploaded."""
+        """The experiment of the run that produced it; None if a user uploaded it."""
         run = self.run
         return None if run is None else str(run.experiment.name)
 
@@ -376,7 +376,9 @@ class Model:
     def get_model_path(
         model_name: str, version: int | None = None, _workspace: Workspace | None = None
     ) -> str:
-        """Return the path of a model's files below ``azureml-models/``; download them if needed.
+        """Return the path of a model's files below ``azureml-models/``.
+
+        With a workspace, they are downloaded first.
 
         Raises:
             NotFoundError: they do not exist there, and no workspace was given.

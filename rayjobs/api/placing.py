@@ -26,7 +26,7 @@ class Placement:
         cpus, gpus: Per process.
         node_types: Node types of the target that it may run on.
         spot: See `RunConfiguration.spot`.
-        backend: The backend, if it differs from the requested one.
+        backend: The backend; None means the requested one.
         on_cpus: It requests GPUs but runs on CPUs, because that is allowed.
     """
 

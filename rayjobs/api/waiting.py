@@ -36,7 +36,7 @@ def wait(
     Raises:
         JobFailedError: it Failed, and `raise_on_error` is on.
         TargetError: the target could not be started; the job stays queued.
-        TimeoutError: it did not end in time.
+        TimeoutError: it did not end within `timeout_s`.
     """
     until_s = time.monotonic() + timeout_s
 

@@ -153,11 +153,13 @@ class Workspace:
 
         If the file does not name a rayjobs workspace (or, without `path`, if there is no file),
         this is the workspace that the command line would use here; it is created if missing. In a
-        job, it is the job's own workspace, unless ``RAYJOBS_WORKSPACE`` or ``RAYJOBS_ADDRESS``
-        names another one, or the folder that is found is the job's workspace itself.
+        job, it is the job's own workspace, reached through the node agent, unless
+        ``RAYJOBS_WORKSPACE`` or ``RAYJOBS_ADDRESS`` is set, or the folder of the named workspace
+        (or of the job's own) is on this machine: that one is opened directly.
 
         Raises:
             NotFoundError: `path` was given and has no config.
+            UsageError: `path` was given, and a config there is not a JSON object.
         """
         start = Path.cwd() if path is None else Path(path).expanduser().absolute()
         found = [start] if start.is_file() else _configs_above(start, _file_name)
@@ -313,7 +315,7 @@ class Workspace:
         return Environment.list(self)
 
     def get_default_compute_target(self, type: str = "CPU") -> ComputeTarget | None:
-        """Return the compute target that a program made the default of a type, or None.
+        """Return the compute target with Azure ML's default name for a type, or None.
 
         Args:
             type: ``CPU`` or ``GPU``.
@@ -474,7 +476,9 @@ def _served(name: str | None) -> OpenWorkspace | None:
 
 
 def _of_this_job(name: str | None, named: Path | None = None) -> Workspace | None:
-    """Return the workspace of this process's job; None if another workspace is meant.
+    """Return the workspace of this process's job, through the node agent.
+
+    Returns None outside a job, if another workspace is meant, or if it can be opened directly.
 
     A job does not run in the folder from which it was submitted, so the search from its working
     directory would not find its workspace: it would create a new, empty one in the data folder of

@@ -1,4 +1,4 @@
-"""Why members of an array failed."""
+"""Prints why members of an array failed."""
 
 from __future__ import annotations
 

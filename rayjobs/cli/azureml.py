@@ -104,7 +104,8 @@ def check(settings: Settings, /, paths: tuple[Path, ...], everything: bool) -> N
     """Report what programs use of Azure ML and how rayjobs handles it; nothing is run.
 
     For a file, list the lines with names that are substituted, refused or missing; for a folder,
-    print a table of its programs. Exits with 1 if a name is refused or missing.
+    print a table of its programs. Exits with 1 if a name is refused or missing, or if a
+    program cannot be read.
     """
     from rayjobs.azureml import checking, reports
 

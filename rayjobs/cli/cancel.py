@@ -98,7 +98,7 @@ def _unfinished(store: Store, experiment: str | None) -> Sequence[Job | JobLine]
     """Return the unfinished jobs of an experiment, or of all.
 
     Raises:
-        NotFoundError: there is no such experiment.
+        UsageError: there is no such experiment.
     """
     states = [state for state in JobState if state not in FINAL]
     found = store.job_lines(JobFilter(states=states, experiment=experiment, members=False))

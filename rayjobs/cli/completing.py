@@ -1,7 +1,7 @@
 """Shell completions, from the workspace, the home and the tables of the job file.
 
-Each source is a function of the call's settings and the typed text. No source imports ray or
-raises: an error would garble the shell's prompt.
+Each source is a function of the call's settings and the typed text. No source imports ray;
+`offered` catches their errors, which would garble the shell's prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILES_OF_JOB = "files"  # depends on the job that was typed before
 LOGS = "jobs with logs"  # depends on whether --follow was typed before
 UNFINISHED = [state for state in JobState if state not in FINAL]
 
-# The source of an option's values in every command, by name; `COMMAND --option` is an exception.
+# The source of an option's values in every command; a key `COMMAND --option` is for that one only.
 OPTIONS: Mapping[str, str] = {
     "--after": "after",
     "--alias": "aliases",

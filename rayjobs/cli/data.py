@@ -422,7 +422,7 @@ def _output_of(settings: Settings, workspace: OpenWorkspace, text: str) -> MadeO
 
     Raises:
         NotFoundError: there is no such job or step, or it has stored no such output.
-        UsageError: `text` does not name one.
+        UsageError: the job's text is a prefix of several ids.
     """
     from rayjobs.data.made import outputs_made
 

@@ -223,7 +223,7 @@ def _hosts(spec: JobSpec, experiment: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def _sockets_elsewhere() -> Iterator[None]:
-    """Put the folder of sockets, which is created when it is named, into a temporary folder."""
+    """Use a temporary folder for sockets, since making a plan creates the folder that it names."""
     name = "RAYJOBS_RUNTIME_BASE"
     before = os.environ.get(name)
     with TemporaryDirectory(prefix="rayjobs-") as folder:

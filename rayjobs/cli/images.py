@@ -325,7 +325,7 @@ def _check_local_images(training: str, validation: str) -> None:
     """Refuse local folders that the job would refuse, before they are stored.
 
     Raises:
-        UsageError: one has no labels or an empty class, or their classes differ.
+        UsageError: a folder has no labels or an empty class, or their classes differ.
     """
     from rayjobs.images.component.imagemodels.directory import check_same_classes, open_labeled
     from rayjobs.images.component.imagemodels.errors import ImageModelError

@@ -64,7 +64,11 @@ def ran_text(seconds: float | None, *, at_most: bool) -> str:
 def waited_s(
     job: Job | JobLine, *, earlier_s: float | None = None, now: datetime | None = None
 ) -> float:
-    """Return seconds from the submit to the latest start, the end, or now, without `earlier_s`."""
+    """Return how many seconds a job waited: until its latest start, else its end, else `now`.
+
+    Args:
+        earlier_s: Seconds that its earlier attempts ran, which do not count.
+    """
     until = job.started_at or job.ended_at or now or datetime.now(UTC)
     return max(0.0, (until - job.submitted_at).total_seconds() - (earlier_s or 0.0))
 

@@ -74,7 +74,7 @@ def logs(
 
     Several processes, array members, steps or jobs are merged: each line names its process, and
     lines that several processes of a job print are shown once. The log of a single process is
-    printed unchanged; on a terminal, escape sequences other than colours are removed. FILE is one
+    printed unchanged; on a terminal, escape sequences other than colors are removed. FILE is one
     of the names that --list prints. Times (-t, --since) are exact to half a second.
 
     With -f, the last line on stderr says how each job ended. The exit code is then 0 however the

@@ -1,4 +1,4 @@
-"""The device flow of OAuth 2.0 (RFC 8628): a program without a browser logs in through one."""
+"""The device flow of OAuth 2.0 (RFC 8628): the user logs in with a browser on any machine."""
 
 from __future__ import annotations
 

@@ -73,13 +73,14 @@ def outlooks(
             counted.
     """
     listed = list(jobs)
-    # With a server, the processes of targets are not on this machine.
+    # Opening the workspace ended the runs whose process was gone then; a caller that polls needs
+    # that again. With a server, their processes are not on this machine.
     if (
         store is not None
         and server_choice.active() is None
         and any(job.kind == INTERACTIVE and not job.state.is_final for job in listed)
     ):
-        end_orphans(store)  # for a caller that polls
+        end_orphans(store)
     waiting: dict[str, list[str]] = {}
     for job in listed:
         if not job.state.is_final and job.kind != INTERACTIVE:  # no target knows them
@@ -289,7 +290,10 @@ def _without_target(job: Job | JobLine, answer: _Answer) -> Outlook:
 
 
 def _way_out(job: Job | JobLine, condition: Condition | None) -> str:
-    """Return how to end a job whose cluster never comes back; empty if the job may still run."""
+    """Return how to end a job whose cluster may be gone for good.
+
+    Empty for `local`, and if no start or stop of the target has failed.
+    """
     if condition is None or job.target == LOCAL:
         return ""
     if not condition.is_failing and not condition.may_run_on:

@@ -56,7 +56,7 @@ def _plain(value: Any) -> Any:
 
 
 def state_colour(state: str) -> str:
-    """Return the colour of a job's state."""
+    """Return the color of a job's state."""
     return _COLOURS.get(state, "white")
 
 
@@ -121,7 +121,7 @@ def _wrapped_line(line: str, columns: int) -> str:
 
 
 def _seen(text: str) -> int:
-    """Return how many columns a text takes; colours take none."""
+    """Return how many columns a text takes; colors take none."""
     return len(click.unstyle(text))
 
 
@@ -153,7 +153,7 @@ def table(
 
     Args:
         right: Columns that are aligned to the right.
-        colours: For each row, the colour of each cell; None: no colour.
+        colours: For each row, the color of each cell; None: no color.
         columns: The width into which the last column is cut to fit; None: the terminal's.
     """
     # Column by column: ten thousand jobs have sixty thousand cells.
@@ -166,7 +166,7 @@ def table(
     cells[-1] = [cut(cell, max(8, available)) for cell in cells[-1]]
     shown = []
     for at, (column, wide) in enumerate(zip(cells, widths, strict=True)):
-        padding = [" " * (wide - len(cell)) for cell in column]  # colours take no columns
+        padding = [" " * (wide - len(cell)) for cell in column]  # colors take no columns
         if colours:
             filled = zip(column[1:], colours, strict=True)
             column[1:] = [
@@ -184,7 +184,7 @@ def facts(
     """Return one line per name and value, with aligned values; empty values are left out.
 
     Args:
-        colours: By name, the colour of a value.
+        colours: By name, the color of a value.
     """
     # As in a table, a value chosen by a job or another user stays on its line.
     shown = [(one_line(name), one_line(value)) for name, value in pairs if value]

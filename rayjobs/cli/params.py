@@ -127,7 +127,7 @@ class JobId(Names):
     """A job's id or name; completes the ids of the workspace, newest first.
 
     Args:
-        source: Which jobs: ``jobs`` or ``sweeps``.
+        source: A key of `completing.SOURCES`, such as ``jobs`` or ``sweeps``.
     """
 
     name = "job"
@@ -170,7 +170,7 @@ def job_argument(function: Function) -> Function:
 def complete_by_name(command: click.Command, words: str) -> None:
     """Set the completion of each parameter of a command and its subcommands, by name.
 
-    Only plain text parameters get a source; other types have their own completion.
+    Only plain text and `JobId` parameters get a source; other types have their own completion.
     """
     from rayjobs.cli.completing import ARGUMENTS, FILE, FOLDER, OPTIONS
 

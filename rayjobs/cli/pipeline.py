@@ -388,7 +388,7 @@ def find_pipeline(
         strict: Refuse a name that several runs have; otherwise take the newest, with a note.
 
     Raises:
-        NotFoundError: there is no such run, or `text` names a job that is not one.
+        NotFoundError: there is no such run, or `text` names another kind of job.
         UsageError: `text` names several.
     """
     store = workspace.store

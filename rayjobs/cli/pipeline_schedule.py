@@ -239,7 +239,7 @@ def when_text(record: ScheduleRecord) -> str:
 
 
 def next_text(record: ScheduleRecord) -> str:
-    """Return when a schedule is next due."""
+    """Return when a schedule is next due, in UTC; ``disabled``, or a dash if it is never due."""
     if not record.is_active:
         return "disabled"
     return "-" if record.next_at is None else f"{record.next_at:%Y-%m-%d %H:%M:%S}"

@@ -164,7 +164,7 @@ def _usage_text(error: click.UsageError) -> str:
 
 
 def _pipe_closed() -> int:
-    """Exit quietly."""
+    """Discard what stdout still holds; return the exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # so that the last flush at exit does not hit a closed pipe
     return Exit.PIPE_CLOSED

@@ -69,7 +69,12 @@ class Channel:
         terminal: str = "",
         size: tuple[int, int] | None = None,
     ) -> None:
-        """Start a process."""
+        """Start a process.
+
+        Args:
+            terminal: The value of TERM; empty: no terminal.
+            size: Lines and columns of the terminal.
+        """
         self._ask(
             SessionStep(
                 steps.EXEC,
@@ -105,7 +110,7 @@ class Channel:
         self._sent = self._ask(step).at
 
     def resize(self, size: tuple[int, int]) -> None:
-        """Change the size of the terminal."""
+        """Change the size of the terminal: its lines and columns."""
         self._ask(SessionStep(steps.RESIZE, self._name, self._rank, size=size))
 
     def end(self) -> None:

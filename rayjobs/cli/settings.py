@@ -27,7 +27,7 @@ class Settings:
     Attributes:
         workspace: The value of `--workspace`; None leaves the choice to `locate`.
         verbose: Tracebacks of errors are printed.
-        no_color: Nothing is coloured, not even on a terminal.
+        no_color: Nothing is colored, not even on a terminal.
     """
 
     workspace: str | None = None
@@ -76,12 +76,12 @@ class Settings:
             click.echo(talk(text), err=True)
 
     def colours(self, *, err: bool = False) -> bool:
-        """Return whether colours are wanted and visible on stdout (or stderr)."""
+        """Return whether colors are wanted and visible on stdout (or stderr)."""
         stream = sys.stderr if err else sys.stdout
         return not (self.no_color or os.environ.get("NO_COLOR")) and stream.isatty()
 
     def style(self, text: str, colour: str, *, err: bool = False) -> str:
-        """Return `text`, coloured where colours are wanted and visible."""
+        """Return `text`, colored where colors are wanted and visible."""
         return click.style(text, fg=colour) if self.colours(err=err) else text
 
 
@@ -172,7 +172,7 @@ def talk_options(function: Function) -> Function:
         "--no-color",
         setting="no_color",
         is_flag=True,
-        help="No colours (as with NO_COLOR set).",
+        help="No colors (as with NO_COLOR set).",
     )(function)
     return _shared(
         "-v",

@@ -32,8 +32,8 @@ optionally job, nodes, gpus, cpus (per node), cap, priority, user, group, preemp
 @click.command(epilog=EPILOG)
 @click.argument("trace", metavar="TRACE")
 @click.option("--nodes", type=click.IntRange(min=1), default=4, help="Nodes of the pool [4].")
-@click.option("--gpus", type=click.FloatRange(min=0), default=8.0, help="Of each node [8].")
-@click.option("--cpus", type=click.FloatRange(min=0), default=64.0, help="Of each node [64].")
+@click.option("--gpus", type=click.FloatRange(min=0), default=8.0, help="GPUs of each node [8].")
+@click.option("--cpus", type=click.FloatRange(min=0), default=64.0, help="CPUs of each node [64].")
 @click.option(
     "--policy",
     "policies",

@@ -81,7 +81,7 @@ def _ask(job: Job, workspace: Path) -> StoreAnswer:
 
 
 class _Reporter:
-    """Prints the progress: each line when it changes, at most every few seconds."""
+    """Prints each line of the progress when it changes, and a sign of life after `QUIET_S`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -377,7 +377,7 @@ def tell(settings: Settings, done: Submitted) -> None:
 
 
 def stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
-    """Follow the job to its end; Ctrl-C detaches."""
+    """Follow the job to its end; return the exit code. Ctrl-C detaches."""
     from rayjobs.cli.following import (
         Shown,
         await_end,

@@ -30,7 +30,7 @@ TARGET = click.option(
 
 
 class SecretName(ParamType):
-    """A secret's name; completes the target's names."""
+    """A secret's name; completes the names of the target's secrets."""
 
     name = "secret"
 

@@ -60,9 +60,9 @@ def update(
     """Change a waiting job's limit, resources, priority or tags, or hold it.
 
     Each change creates a new revision of the job's spec. The job keeps its position in the queue
-    and its code.
-    A running job can change only its priority, tags, display name and hold. A change of an array
-    applies to its waiting members; its priority and hold apply to all unfinished members.
+    and its code. A running job can change only its priority, tags, display name and hold. A change
+    of an array applies to its waiting members; its priority and hold apply to all unfinished
+    members.
     """
     from rayjobs.cli.spec_options import from_options, named_by_option
     from rayjobs.core.errors import SpecError
