@@ -1,4 +1,4 @@
-"""What every test gets: a clean environment, short own folders, and proof that nothing stays.
+"""What every test gets: a clean environment, own folders with short paths, a check for leftovers.
 
 The run has one root folder with a short name (a Unix socket's path may have 107 bytes). Everything
 a test makes lives below it, so a process that mentions the root in its environment, command line or

@@ -6,7 +6,7 @@ import sys
 
 from files import ROOT, project_files
 
-LIMIT_LINES = 700  # a module has fewer
+LIMIT_LINES = 700  # every module has fewer
 
 
 def main() -> int:

@@ -132,8 +132,8 @@ async def run(
 ) -> None:
     """Run a program to its end and log its output.
 
-    It is ended with all its child processes when `control` requests it, and by the kernel when
-    this process dies.
+    The program is ended with all its child processes when `control` requests it, and by the kernel
+    when this process dies.
 
     Args:
         doing: What failed if the program does, as in "the packages cannot be resolved".

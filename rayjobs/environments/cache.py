@@ -92,7 +92,7 @@ class Cache:
         return self.root / key
 
     def python(self, key: str) -> Path:
-        """Return its interpreter."""
+        """Return the interpreter of an environment."""
         return self.folder(key) / "bin" / "python"
 
     def names(self, key: str) -> Iterator[str]:

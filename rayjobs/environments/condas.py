@@ -72,7 +72,7 @@ def asked_of(
     Without a version of Python, it gets the target's version, with which rayjobs is tested.
 
     Args:
-        place: Returns the name of the folder with files that travel with jobs, by digest.
+        place: Returns, for a digest, the name of the folder with files that travel with the job.
     """
     python = values.get("python")
     if python is None:

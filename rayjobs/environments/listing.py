@@ -26,7 +26,7 @@ class Built:
         kind: "pip" or "conda".
         name: Its display name; "" if it has none.
         python: The version of its interpreter.
-        packages: The number of its packages, without those of the target.
+        packages: The number of its packages, without those of the target or the image.
         bytes: Size of its files, including those shared with a cache.
         used_at: When a job last started in it.
         used_by: Attempts that use it and whose folders are on the node.

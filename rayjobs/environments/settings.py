@@ -98,7 +98,7 @@ def search_path(environment: Mapping[str, str]) -> str:
 def variables(
     environment: Mapping[str, str], *, secrets: Iterable[str] = (), pip_files: Iterable[Path] = ()
 ) -> dict[str, str]:
-    """Return uv's variables: an allow-list, and the equivalents of pip's settings.
+    """Return uv's variables: the allowed ones of the agent, and equivalents of pip's settings.
 
     Args:
         environment: The agent's own.

@@ -70,7 +70,7 @@ class ServedBackend:
         self._top = f"/v1/datastores/{record.name}"
 
     def local_path(self, path: str) -> Path | None:
-        """See `Backend`: it is never on this machine."""
+        """See `Backend`: the file is never on this machine."""
         clean_path(path)
         return None
 

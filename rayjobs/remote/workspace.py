@@ -94,7 +94,7 @@ class HttpStore(Forwarded):
         ]
 
     def start_run(self, new: Any) -> Any:
-        """See `Store.start_run`; it sets an id, so that the request can be repeated."""
+        """See `Store.start_run`; the client sets an id, so that the request can be repeated."""
         if new.id is None:
             new = replace(new, id=job_id(new.experiment))
         return _call(self._server, operations.BY_METHOD["start_run"], (new,), {})

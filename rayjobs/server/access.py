@@ -21,7 +21,7 @@ from rayjobs.workspace.users import Role, Token
 KNOWN_FOR_S = 1.0  # a revoked token is refused after this time at the latest
 PER_SECOND = 200.0  # sustained requests of one token
 BURST = 400.0
-FAILED_PER_SECOND = 20.0  # unknown tokens of one address: each causes a read
+FAILED_PER_SECOND = 20.0  # unknown tokens of one address: each costs a read of the store
 FAILED_BURST = 200.0
 MOST_KNOWN = 10_000
 Handler = Callable[[Request, "Caller"], Awaitable[Response]]

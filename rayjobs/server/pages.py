@@ -29,7 +29,7 @@ KEYS: Mapping[str, Sequence[str]] = {
     "queue_history": ("serial",),
     "usage": ("serial", "attempt"),
 }
-# The fields that name an item of any other list: the first entry whose fields it has.
+# The fields that name an item of any other list: the first entry whose fields the item has.
 NAMES = (("id",), ("name", "version"), ("number",), ("pipeline", "number"), ("name",))
 _Position = tuple[Any, ...]
 _Part = tuple[Sequence[Any], _Position | None]

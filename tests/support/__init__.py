@@ -1,1 +1,1 @@
-"""Helpers of several tests: targets, nodes, images, packages, and waiting."""
+"""Helpers that tests share: targets, nodes, images, packages, and waiting."""

@@ -24,7 +24,7 @@ class OtherMachine:
 
     Attributes:
         hidden: Folders of the first machine.
-        variables: Of the shell, in addition to its home.
+        variables: Variables of the shell, in addition to its home.
     """
 
     home: Path

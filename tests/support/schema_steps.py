@@ -40,7 +40,7 @@ def with_next_step(folder: Path) -> Path:
 
 
 def use_next_version(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let this process be a later rayjobs, whose schema has the made-up migration."""
+    """Make this process act as a later rayjobs, whose schema has the made-up migration."""
     monkeypatch.setattr(upgrade, "VERSIONS", with_next_step(folder))
     monkeypatch.setattr(schema, "VERSION", NEXT)
     monkeypatch.setattr(care, "VERSION", NEXT)

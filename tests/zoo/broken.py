@@ -1,4 +1,4 @@
-"""Scripts that fail in the ways that training scripts do, and what should be reported of each."""
+"""Scripts that fail in the ways that training scripts do, and what should be reported for each."""
 
 from __future__ import annotations
 

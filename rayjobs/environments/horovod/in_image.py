@@ -423,7 +423,7 @@ def _require_gpu_operations(
 
 
 def _key(seen: _Seen, asked: Asked, image: Image) -> str:
-    """Return the key of a build: it is the same for the same image, Python and torch."""
+    """Return the key of a build; jobs with the same image, Python and environment share it."""
     values = [
         FORMAT, "horovod", recipe.VERSION, recipe.digest(gpu=seen.with_gpu), image.key,
         asked.python, seen.python, seen.torch, seen.torch_version, seen.with_gpu, seen.with_mpi,

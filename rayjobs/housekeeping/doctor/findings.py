@@ -15,7 +15,7 @@ class Level(StrEnum):
 
     OK = "OK"
     WARN = "WARN"  # works, but less well, or not for long
-    FAIL = "FAIL"  # jobs will not run, or another user could run some
+    FAIL = "FAIL"  # jobs will not run, or other users could run code here
 
 
 @dataclass(frozen=True)

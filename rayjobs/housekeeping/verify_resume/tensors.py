@@ -55,7 +55,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def as_array(value: Any) -> Any:
-    """Return a tensor or array as a numpy array in double precision; None for anything else."""
+    """Return a tensor or array as a numpy array, or None; float tensors get double precision."""
     if type(value).__module__.split(".")[0] == "torch" and hasattr(value, "detach"):
         import torch
 

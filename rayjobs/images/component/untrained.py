@@ -6,7 +6,7 @@ from imagemodels.ending import ends_clearly
 
 
 def main() -> None:
-    """Write it."""
+    """Write the model directory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="Name of the network.")
     parser.add_argument("--weights", help="File with weights to start from.")

@@ -1,4 +1,4 @@
-"""A user's own `rayjobs` next to a program is reported if possible."""
+"""A user's own `rayjobs` that hides the installed package is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's side of outputs: refused ones register nothing, and attempts follow each other."""
+"""A node's side of outputs: lost bytes register nothing, and a later attempt takes over."""
 
 from __future__ import annotations
 

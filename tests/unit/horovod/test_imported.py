@@ -1,4 +1,4 @@
-"""A script that imports Horovod through a module of its folder also uses it."""
+"""A script that imports Horovod through a module of its folder counts as using it."""
 
 from __future__ import annotations
 

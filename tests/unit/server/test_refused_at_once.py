@@ -1,4 +1,4 @@
-"""Commands that say at once what a server would refuse, and tables of its users."""
+"""Commands that say at once what a server would refuse; the table of tokens."""
 
 from __future__ import annotations
 

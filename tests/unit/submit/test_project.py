@@ -1,4 +1,4 @@
-"""Defaults of a project: which file, which keys, and what comes before what."""
+"""Defaults of a project: which file, which keys, and what takes precedence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watched sweep says about a trial follows the trial's cause, not the wording."""
+"""What a watched sweep says about a trial follows the cause of its end, not the wording."""
 
 from __future__ import annotations
 

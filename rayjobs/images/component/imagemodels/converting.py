@@ -40,7 +40,7 @@ class Converted:
     ignored: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON data."""
+        """Return the result as JSON data."""
         return dict(vars(self))
 
 

@@ -37,12 +37,12 @@ class Preprocessing:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON data."""
+        """Return the preprocessing as JSON data."""
         return asdict(self)
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Preprocessing:
-        """Return what `to_json` wrote."""
+        """Return the preprocessing from data of `to_json`."""
         return cls(
             image_size=int(data["image_size"]),
             augmentation=str(data["augmentation"]),

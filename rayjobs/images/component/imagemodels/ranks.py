@@ -14,7 +14,7 @@ from .errors import ImageModelError
 
 
 class Ranks:
-    """This process among all of the job; outside a distributed job, it is the only one.
+    """This process among all processes of the job; outside a distributed job, the only one.
 
     Attributes:
         rank: Number of this process, from 0.

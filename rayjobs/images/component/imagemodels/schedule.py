@@ -44,9 +44,9 @@ def batches_of_epoch(
 
     The global batch has `batch_size` × `world` images, and each process takes every `world`-th of
     them, so that the processes of a job train on the same batches as one process with a batch of
-    that size. A last batch of one image, or with fewer images than processes, is left out, because
-    batch normalization cannot compute its variance. With `parts`, a batch lists first the images
-    that the first of `parts` processes would have, then those of the second, and so on.
+    that size. A last batch of one image is left out, because batch normalization cannot compute its
+    variance, and so is one with fewer images than processes. With `parts`, a batch lists first the
+    images that the first of `parts` processes would have, then those of the second, and so on.
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
     batches = [batch for batch in order.split(batch_size * world) if len(batch) >= max(2, world)]
