@@ -135,7 +135,7 @@ async def run_in(
     overlay: bool = True,
     binds: Sequence[Bind] = (),
 ) -> str:
-    """Run a program in an image, outside any attempt; return its output.
+    """Run a program in an image, outside any attempt; return its output and error output.
 
     Args:
         root: The image; without `overlay`, the attempt's own copy of it.
@@ -144,8 +144,7 @@ async def run_in(
         overlay: Whether this node can put a writable layer over the image; else `root` is changed.
 
     Raises:
-        PrepareError: class ``environment``: it does not end or cannot be started; see also
-            `Control.check`.
+        PrepareError: class ``environment``: it does not end in time; see also `Control.check`.
     """
     folder = Path(tempfile.mkdtemp(prefix="ask-", dir=paths.tmp))
     try:

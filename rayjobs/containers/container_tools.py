@@ -90,7 +90,7 @@ def variables() -> dict[str, str]:
 
 
 def kept_by(reference: Reference) -> tuple[str, str] | None:
-    """Return the engine that already has an image of this name, and the image's id. Blocks."""
+    """Return an engine that already has an image of this name, and the image's id. Blocks."""
     for name in available(KEEPERS):
         try:
             done = subprocess.run(

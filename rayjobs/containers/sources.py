@@ -186,7 +186,9 @@ class OciImage(Image):
         diff_ids = [*(config.get("rootfs") or {}).get("diff_ids", ())]
         found = manifest["layers"]
         if len(diff_ids) not in (0, len(found)):
-            raise BadImageError(f"it has {len(found)} layers and names {len(diff_ids)}")
+            raise BadImageError(
+                f"it has {len(found)} layers, but its configuration names {len(diff_ids)}"
+            )
         self.layers = [
             Layer(one["digest"], one["digest"], diff_ids[at] if diff_ids else None)
             for at, one in enumerate(found)
@@ -229,7 +231,9 @@ class DockerImage(Image):
         self.config = config.get("config") or {}
         diff_ids = (config.get("rootfs") or {}).get("diff_ids") or ()
         if len(diff_ids) != len(entry["Layers"]):
-            raise BadImageError(f"it has {len(entry['Layers'])} layers and names {len(diff_ids)}")
+            raise BadImageError(
+                f"it has {len(entry['Layers'])} layers, but its configuration names {len(diff_ids)}"
+            )
         self.layers = [
             Layer(path, None, diff_id)
             for path, diff_id in zip(entry["Layers"], diff_ids, strict=True)

@@ -84,6 +84,7 @@ class RunWorkspace:
 
         Raises:
             ChannelError: there is no such dataset, or it is a table.
+            FileExistsError: `target` exists.
         """
         return self._taken(self._call(run_calls.FetchDataset(name, version, id)), target)
 
@@ -92,6 +93,7 @@ class RunWorkspace:
 
         Raises:
             ChannelError: there is no such model.
+            FileExistsError: `target` exists.
         """
         return self._taken(self._call(run_calls.FetchModel(name, version)), target)
 

@@ -96,7 +96,7 @@ AnyRun = TypeVar("AnyRun", bound="LoggingRun")
 
 
 class LoggingRun(Run):
-    """The logging calls of a run; subclasses store the values in `_put` and `_upload`."""
+    """The logging calls of a run; subclasses store them in `_put` and `_keep_image`."""
 
     type = "azureml.scriptrun"
 
@@ -123,7 +123,8 @@ class LoggingRun(Run):
         raises no error; the first loss is reported on stderr.
 
         Raises:
-            TypeError: `value` is a list, range, generator, mapping, bytes or None.
+            TypeError: `value` is a list, range, generator, mapping, bytes or None, or `step` is not
+                a whole number.
             ValueError: the name or a text is too long.
         """
         self._put(
@@ -310,8 +311,8 @@ class LoggingRun(Run):
         """Request that a file or folder become a model's next version when the run completes.
 
         The file's content at the run's end counts. A run that does not complete registers nothing.
-        A second request with the same name and path replaces the first. Azure ML's
-        other arguments (datasets, samples, resources) are accepted; the lineage records the data.
+        A second request with the same name and path replaces the first. Azure ML's other arguments
+        (datasets, samples, resources) are accepted and ignored: the lineage records the data.
 
         Args:
             model_path: A file or folder below ``outputs/``, or one that was uploaded; None takes

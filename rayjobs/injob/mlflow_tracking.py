@@ -503,7 +503,7 @@ def _kind(text: Optional[str], clause: str) -> str:
     """Return what a clause is about, in the singular.
 
     Raises:
-        TrackingError: it is none of those that MLflow has.
+        TrackingError: it is about something that MLflow's runs do not have.
     """
     kind = (text or "attribute").lower()
     kind = kind[:-1] if kind.endswith("s") else kind

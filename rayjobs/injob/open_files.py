@@ -56,7 +56,7 @@ def is_exhausted(error: Optional[BaseException]) -> bool:
 
 
 def patiently(read: Callable[[], Result], patience_s: float = PATIENCE_S) -> Result:
-    """Call a function; while the limit of open files is reached, retry for some time.
+    """Call a function; while the limit of open files is reached, retry for `patience_s` seconds.
 
     Raises:
         OSError: the function's own error, or the limit still holds.

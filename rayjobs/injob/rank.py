@@ -180,7 +180,7 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     """Run `script` as `__main__` and end as the interpreter would.
 
     Call it last and from the outermost frame, and return from there: the interpreter's own
-    finalisation (threads, atexit, flushing, the exit by SIGINT) then follows.
+    finalization (threads, atexit, flushing, the exit by SIGINT) then follows.
 
     Raises:
         SystemExit: the script failed; the traceback has been printed already.

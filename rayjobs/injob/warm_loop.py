@@ -104,7 +104,7 @@ class Warm:
         return None
 
     def _work_a_little(self) -> float:
-        """Make one more huge page, which takes milliseconds; return how many seconds to wait then."""
+        """Make a huge page, which takes milliseconds; return how many seconds to wait afterward."""
         place = next(self._places, None)
         if place is None:
             return float(min(_CHECK_S, self._options.idle_s))

@@ -54,8 +54,8 @@ def dashboard_of(name: str = LOCAL, *, home: Path | None = None) -> Dashboard:
         if record.address is not None:
             check_reachable(name, record.address)
         raise TargetError(
-            f"target {name!r} has no dashboard now, since it does not run. Start it with "
-            f"`rayjobs target start {name}`."
+            f"target {name!r} has no dashboard now: it does not run, or Ray was started without "
+            f"one. Start it with `rayjobs target start {name}`."
         )
     if record.without_token:
         return Dashboard(url, None)

@@ -79,7 +79,7 @@ def _number(
 
 
 def usable_cpus() -> int:
-    """Return the CPUs this process may use: its affinity, within its cgroup's quota."""
+    """Return how many CPUs this process may use: its affinity, within its cgroup's quota."""
     count = float(len(os.sched_getaffinity(0)))
     quota = _cpu_quota()
     return max(1, int(count if quota is None else min(count, quota)))
@@ -131,7 +131,7 @@ def gpu_count() -> int:
 
 
 def object_store_bytes() -> int:
-    """Return a small store's size that leaves at least half of `/dev/shm` to others."""
+    """Return a small store's size, if possible at most half of the free space of `/dev/shm`."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:

@@ -63,7 +63,7 @@ def noted(paths: TargetPaths) -> Iterator[None]:
 
 
 def lift_if_free(paths: TargetPaths, stop_id: str) -> None:
-    """Clear that stop, unless a client is starting or stopping the target; does not wait.
+    """Clear the stop `stop_id`, unless a client is starting or stopping the target; does not wait.
 
     For a target that continues because its stop was refused, while the client that requested the
     stop was killed.
