@@ -41,8 +41,8 @@ class ParallelRunConfig:
         compute_target: Its target.
         node_count: Nodes.
         process_count_per_node: Processes on each node; None means one.
-        mini_batch_size: Files per mini-batch (10), or the approximate bytes of a table:
-            ``1024``, ``10KB``, ``10MB``, ``1GB`` (1MB).
+        mini_batch_size: Files per mini-batch (default: 10), or the approximate bytes of a table:
+            ``1024``, ``10KB``, ``10MB``, ``1GB`` (default: 1MB).
         source_directory: Folder with the script; None means the pipeline's default.
         description: Accepted but unused.
         logging_level: ``DEBUG``, ``INFO`` or ``WARNING``.

@@ -79,7 +79,7 @@ class CommandStep(ScriptStep):
         command: A shell command, or a list of strings and data.
         name: The step's name; None: the command's first word.
         compute_target: Its target; None means that of `runconfig`, else the default target.
-        runconfig: Its configuration; a ScriptRunConfig also provides the command.
+        runconfig: Its configuration; a ScriptRunConfig also provides the command, or a script.
         runconfig_pipeline_params: Counts of the run configuration that each run may set.
         inputs: Data that it reads.
         outputs: Data that it writes.
