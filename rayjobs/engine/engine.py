@@ -269,7 +269,7 @@ class Engine:
         ]
         live = [one for view in views for one in view.live]
         self._pass_on_cancels(live)
-        await self._requeue_unsupervised(live)
+        self._requeue_unsupervised(live)
         if self.drivers is not None and not self.is_retired:
             await self.drivers.look(self.board)
         waiting = 0
@@ -461,7 +461,7 @@ class Engine:
                 log.warning("the workspace of %s is gone: the job is ended", record.job.id)
                 supervisor.leave_removed_workspace()
 
-    async def _requeue_unsupervised(self, live: list[tuple[Served, Job, Attempt]]) -> None:
+    def _requeue_unsupervised(self, live: list[tuple[Served, Job, Attempt]]) -> None:
         """Requeue jobs whose supervisor gave up because it could not write to their store.
 
         Only if two rounds see the same attempt: a supervisor may have written since the first one.
@@ -472,9 +472,7 @@ class Engine:
             if key in self.attempts or not self._recovery.has_taken_over(served):
                 continue
             if (key, attempt.number) in self._unsupervised:
-                await self._recovery.end_and_requeue(
-                    served, job, attempt, why="its target lost track of it"
-                )
+                self._recovery.requeue_unsupervised(served, job, attempt)
             else:
                 seen.add((key, attempt.number))
         self._unsupervised = seen

@@ -10,7 +10,6 @@ from dataclasses import replace
 from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError
 from rayjobs.engine.allocations import KnownAllocation
-from rayjobs.engine.attempt.ending import AGENT_PAUSE_S
 from rayjobs.engine.attempt.nodes import NodeOfAttempt, of_record
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor, SupervisorParts
 from rayjobs.engine.attempts import AttemptsInProgress
@@ -19,8 +18,7 @@ from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Allocation, AllocationState, Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.policy import Shape
-from rayjobs.protocol.agent import AgentLostError, NodeInfo
-from rayjobs.protocol.calls import SETTLE, Settle
+from rayjobs.protocol.agent import NodeInfo
 from rayjobs.protocol.settled import Found, Settled
 
 log = logging.getLogger(__name__)
@@ -117,12 +115,17 @@ class Recovery:
                 taken.add(row.job)
                 await self._take_over(served, job, attempt, allocation)
         why = "its allocation is gone" if same_cluster else CLUSTER_RESTARTED
-        ended: dict[tuple[str, int], bool] = {}
-        for job_id, (job, attempt) in live.items():
-            if job_id not in taken:
-                ended[job_id, attempt.number] = await self.end_and_requeue(
-                    served, job, attempt, why=why, restarted=not same_cluster
-                )
+        unowned = [one for job_id, one in live.items() if job_id not in taken]
+        proven = await asyncio.gather(
+            *(
+                self.end_and_requeue(served, job, attempt, why=why, restarted=not same_cluster)
+                for job, attempt in unowned
+            )
+        )
+        ended = {
+            (job.id, attempt.number): one
+            for (job, attempt), one in zip(unowned, proven, strict=True)
+        }
         for row in gone:
             await self.drop_row(served, row, ended, alive, restarted=not same_cluster)
         await served.ask(store.set_meta, key, cluster_id)
@@ -191,6 +194,28 @@ class Recovery:
                 return proven == len(nodes), nodes
         return True, []
 
+    async def _known(
+        self, nodes: Sequence[NodeOfAttempt], settled: Sequence[Settled], *, restarted: bool
+    ) -> list[Settled]:
+        """Replace unknown states by the known ones, however long that takes."""
+
+        async def known(node: NodeOfAttempt, one: Settled) -> Settled:
+            if one.state is not Found.UNKNOWN:
+                return one
+            return await self._parts.settling.until_known(node, end=True, restarted=restarted)
+
+        return await asyncio.gather(*map(known, nodes, settled))
+
+    async def _give_up_unknown(
+        self, supervisor: AttemptSupervisor, settled: Sequence[Settled]
+    ) -> bool:
+        """End a job without a retry if the state of its attempt cannot be determined."""
+        if all(one.state is not Found.UNKNOWN for one in settled):
+            return False
+        message = "the target actor was replaced, and the state of its attempt is unknown"
+        await supervisor.ending.lose(message, proven=False, outcome=Outcome.SYSTEM, may_run=True)
+        return True
+
     # -- attempts ------------------------------------------------------------------------------
     async def _take_over(
         self, served: Served, job: Job, attempt: Attempt, allocation: KnownAllocation
@@ -214,9 +239,10 @@ class Recovery:
             ):
                 return
             await self._learn_hosts(supervisor)
-        seen = [await self.until_known(node, end=False) for node in supervisor.record.nodes]
+        settling, nodes = self._parts.settling, supervisor.record.nodes
+        seen = await asyncio.gather(*(settling.until_known(node, end=False) for node in nodes))
         if any(one.state is Found.GONE for one in seen):
-            ended = [await self.until_known(node, end=True) for node in supervisor.record.nodes]
+            ended = await asyncio.gather(*(settling.until_known(node, end=True) for node in nodes))
             if all(one.exit is not None and not one.ended_now for one in ended):
                 # Started and finished during the check: its exit record is authoritative.
                 if job.state in (JobState.PROVISIONING, JobState.PREPARING):
@@ -224,6 +250,8 @@ class Recovery:
                 await supervisor.ending.finalise(
                     [one.exit for one in ended if one.exit is not None]
                 )
+                return
+            if await self._give_up_unknown(supervisor, ended):
                 return
             proven = all(one.proven for one in ended)
             if job.state in (JobState.PROVISIONING, JobState.PREPARING):
@@ -267,31 +295,42 @@ class Recovery:
         full or locked must not delay the other jobs.
         """
         nodes = self._nodes_of(served, job, attempt)
-        settled = [await self.settle(node, end=True, restarted=restarted) for node in nodes]
-        nothing_left = all(one.proven for one in settled)
+        settling = self._parts.settling
+        settled = await asyncio.gather(
+            *(settling.ask(node, end=True, restarted=restarted) for node in nodes)
+        )
         supervisor = AttemptSupervisor(
             self._parts, served, job, None, number=attempt.number, nodes=nodes
         )
         self._attempts.adopt(
             supervisor, self._conclude(supervisor, settled, why=why, restarted=restarted)
         )
-        return nothing_left
+        return all(one.proven for one in settled)
+
+    def requeue_unsupervised(self, served: Served, job: Job, attempt: Attempt) -> None:
+        """End the processes of an attempt that lost its supervisor, and requeue its job.
+
+        Its nodes are asked in a separate task: one that does not answer must not delay the queue.
+        """
+        nodes = self._nodes_of(served, job, attempt)
+        supervisor = AttemptSupervisor(
+            self._parts, served, job, None, number=attempt.number, nodes=nodes
+        )
+        unknown = [Settled(Found.UNKNOWN) for _ in nodes]
+        self._attempts.adopt(
+            supervisor, self._conclude(supervisor, unknown, why="its target lost track of it")
+        )
 
     async def _conclude(
         self,
         supervisor: AttemptSupervisor,
-        settled: list[Settled],
+        settled: Sequence[Settled],
         *,
         why: str,
         restarted: bool = False,
     ) -> None:
         job = supervisor.record.job
-        settled = [
-            one
-            if one.state is not Found.UNKNOWN
-            else await self.until_known(node, end=True, restarted=restarted)
-            for one, node in zip(settled, supervisor.record.nodes, strict=True)
-        ]
+        settled = await self._known(supervisor.record.nodes, settled, restarted=restarted)
         finished = [one.exit for one in settled if one.exit is not None]
         is_early = job.state in (JobState.PROVISIONING, JobState.PREPARING)
         if settled and len(finished) == len(settled) and not any(one.ended_now for one in settled):
@@ -299,6 +338,8 @@ class Recovery:
             if is_early:
                 await supervisor.record.move_to_running(job.state)
             await supervisor.ending.finalise(finished)
+        elif await self._give_up_unknown(supervisor, settled):
+            return
         elif job.cancel_requested_at is not None:
             await supervisor.ending.cancel(proven=all(one.proven for one in settled))
         elif not settled or is_early:
@@ -307,8 +348,8 @@ class Recovery:
                 f"{why} before it started", prove=late, if_without_hosts=not settled
             ):
                 await self._learn_hosts(supervisor)
-                found = [await self.settle(node, end=True) for node in supervisor.record.nodes]
-                await self._conclude(supervisor, found, why=why, restarted=restarted)
+                unknown = [Settled(Found.UNKNOWN) for _ in supervisor.record.nodes]
+                await self._conclude(supervisor, unknown, why=why, restarted=restarted)
         else:
             nothing_left = all(one.proven for one in settled)
             # A restart of the cluster ends every attempt: no job has caused it.
@@ -316,59 +357,13 @@ class Recovery:
             message = f"{why}; its remaining processes were ended first"
             await supervisor.ending.lose(message, proven=nothing_left, outcome=outcome)
 
-    # -- the final state of an attempt ----------------------------------------------------------
     async def prove(self, nodes: Iterable[NodeOfAttempt], *, restarted: bool = False) -> bool:
         """End remaining hosts, and return whether all are proven dead."""
-        settled = [
-            await self.settle(replace(node), end=True, restarted=restarted) for node in nodes
-        ]
+        settling = self._parts.settling
+        settled = await asyncio.gather(
+            *(settling.ask(replace(node), end=True, restarted=restarted) for node in nodes)
+        )
         return all(one.proven for one in settled)
-
-    async def settle(
-        self,
-        node: NodeOfAttempt,
-        *,
-        end: bool,
-        restarted: bool = False,
-        waits: bool = False,
-    ) -> Settled:
-        """Ask the node for the final state of an attempt.
-
-        The state is ``unknown`` if the node's agents die or are unreachable, or, with `end`, if the
-        node is permanently gone and the lease of its host has not ended yet.
-
-        Args:
-            end: End the living processes.
-            waits: With `end`, also wait for the end of a lease. Never use it in the engine's turn.
-        """
-        leases = self._parts.leases
-        for _ in range(3):
-            try:
-                node_id = await leases.living_node(node, restarted=restarted)
-                if node_id is None:
-                    node.is_lost = True
-                    if not end:
-                        return Settled(Found.GONE)
-                    if waits or not node.on.lease_s:
-                        return Settled(Found.GONE, proven=await leases.wait_over(node))
-                    is_over = leases.is_over(node)
-                    return Settled(Found.GONE if is_over else Found.UNKNOWN, proven=is_over)
-                node.node_id = node_id
-                agent = await self._parts.cluster.agent(node_id)
-                return await agent.call(SETTLE, Settle(node.on, end))
-            except AgentLostError as error:
-                log.warning("settling %s: %s", node.on.job, error)
-        return Settled(Found.UNKNOWN)
-
-    async def until_known(
-        self, node: NodeOfAttempt, *, end: bool, restarted: bool = False
-    ) -> Settled:
-        """Settle until the answer is known: a job that may still run must not start again."""
-        while True:
-            found = await self.settle(node, end=end, restarted=restarted, waits=True)
-            if found.state is not Found.UNKNOWN:
-                return found
-            await asyncio.sleep(AGENT_PAUSE_S)
 
     def _living_node(self, node_id: str, alive: Sequence[NodeInfo]) -> str | None:
         """Return the node, or one that sees the same processes, or None."""

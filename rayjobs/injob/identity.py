@@ -10,6 +10,8 @@ from rayjobs.injob import open_files
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
 
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD of the kernel's sched.h
+
 
 @dataclass(frozen=True)
 class ProcessStat:
@@ -23,6 +25,12 @@ class ProcessStat:
     threads: int
     start_time: int
     cpu_ticks: int = 0
+    flags: int = 0
+
+    @property
+    def is_kernel_thread(self) -> bool:
+        """Whether it is a part of the kernel, which has no command line and no environment."""
+        return bool(self.flags & _KERNEL_THREAD)
 
     @property
     def is_dead(self) -> bool:
@@ -125,6 +133,7 @@ def stat_of(pid: int) -> ProcessStat | None:
         threads=int(fields[17]),
         start_time=int(fields[19]),
         cpu_ticks=int(fields[11]) + int(fields[12]),
+        flags=int(fields[6]),
     )
 
 

@@ -61,22 +61,28 @@ def children(pid: int) -> list[ProcessStat] | None:
     return [stat for stat in found if stat is not None and not stat.is_dead]
 
 
-def environment_of(pid: int) -> list[bytes]:
+def environment_of(pid: int, *, deadline: float | None = None) -> list[bytes]:
     """Return the entries ``NAME=value`` of a process's environment block, which it got at its exec.
 
     It is empty if the process has ended or belongs to another user. In the middle of an exec, the
-    kernel shows neither a command line nor an environment; waits up to `EXEC_S` for its end.
+    kernel shows neither a command line nor an environment; this waits for the end of the exec.
+
+    Args:
+        deadline: When to stop waiting, by the monotonic clock; None: after `EXEC_S`.
 
     Raises:
         OSError: The file limit is reached, so the block is unknown.
     """
-    deadline, had_command = None, False
+    had_command = False
     while True:
         block = _read(pid, "environ")
         if block is None:
             return []
         if block or had_command:
             return block.split(b"\0")
+        stat = stat_of(pid)
+        if stat is None or stat.is_dead or stat.is_kernel_thread:
+            return []  # newer kernels refuse to open the block of a process without memory
         # The command line appears first, so only the next reading shows whether there is a block.
         had_command = bool(_read(pid, "cmdline"))
         now = time.monotonic()
@@ -110,22 +116,23 @@ def marker_of(pid: int) -> str:
     return ""
 
 
-def has_marker(pid: int, marker: str) -> bool:
-    """Whether the environment block of `pid` names this marker."""
-    return f"{MARKER_VARIABLE}={marker}".encode() in environment_of(pid)
+def has_marker(pid: int, marker: str, *, deadline: float | None = None) -> bool:
+    """Whether the environment block of `pid` names this marker; see `environment_of`."""
+    return f"{MARKER_VARIABLE}={marker}".encode() in environment_of(pid, deadline=deadline)
 
 
 def marked(marker: str, *, without: Iterable[int] = ()) -> list[ProcessStat]:
     """Living processes whose environment block carries `marker`, except the pids in `without`."""
     left_out = set(without)
+    deadline = time.monotonic() + EXEC_S  # of the whole scan
     found = []
     for pid in all_pids():
         # Most processes lack the marker and need no further check.
-        if pid in left_out or not has_marker(pid, marker):
+        if pid in left_out or not has_marker(pid, marker, deadline=deadline):
             continue
         # The stat is read before and after: a pid reused in between must not be reported.
         before = stat_of(pid)
-        if before is None or before.is_dead or not has_marker(pid, marker):
+        if before is None or before.is_dead or not has_marker(pid, marker, deadline=deadline):
             continue
         after = stat_of(pid)
         if after is not None and after.start_time == before.start_time and not after.is_dead:

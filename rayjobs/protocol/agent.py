@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from rayjobs.core.errors import RayjobsError
+from rayjobs.core.errors import RayjobsError, UnreachableError
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.policy import Shape
 from rayjobs.protocol.calls import Answer, Asked, Call
+
+
+class ClusterUnreachableError(UnreachableError):
+    """Ray does not answer now, which says nothing about its nodes and their attempts."""
 
 
 class NotPlacedError(RayjobsError):
@@ -61,7 +65,7 @@ class NodeInfo:
 
 
 class Cluster(Protocol):
-    """Placement on a Ray cluster. Every coroutine may raise UnreachableError."""
+    """Placement on a Ray cluster. Every coroutine may raise ClusterUnreachableError."""
 
     async def cluster_id(self) -> str:
         """Return the id of the running cluster; after a restart it is another one."""
@@ -109,7 +113,11 @@ class Cluster(Protocol):
         ...
 
     async def gpu_ids(self, name: str, shape: Shape) -> tuple[tuple[str, ...], ...]:
-        """Return the GPU ids of each bundle, as a short task in each bundle reports them."""
+        """Return the GPU ids of each bundle, as a short task in each bundle reports them.
+
+        Raises:
+            NotPlacedError: a bundle's task failed or did not answer in time.
+        """
         ...
 
     async def remove_group(self, name: str) -> None:

@@ -8,26 +8,34 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from rayjobs.core.errors import RayjobsError, StoreError, UnreachableError
+from rayjobs.core.errors import RayjobsError, StoreError
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.core.terminal import first_sentence
 from rayjobs.engine.attempt import record as attempt_record
 from rayjobs.engine.attempt.allocation import AttemptAllocation
 from rayjobs.engine.attempt.end_request import EndRequest
 from rayjobs.engine.attempt.leases import Leases
 from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.attempt.record import AttemptRecord
+from rayjobs.engine.attempt.settling import Settling
 from rayjobs.engine.board import Served
 from rayjobs.injob import open_files
 from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs import retry, rootcause
+from rayjobs.jobs.events import AgentLost
 from rayjobs.jobs.outcomes import NODE_LOST, failure_class
 from rayjobs.jobs.records import Attempt, ModelDraft, ModelRefusal
 from rayjobs.jobs.states import JobState
 from rayjobs.models import requested
-from rayjobs.protocol.agent import AgentFaultError, AgentLostError, Cluster
-from rayjobs.protocol.calls import CLEAN, COLLECT, SETTLE, Settle
+from rayjobs.protocol.agent import (
+    AgentFaultError,
+    AgentLostError,
+    Cluster,
+    ClusterUnreachableError,
+)
+from rayjobs.protocol.calls import CLEAN, COLLECT
 from rayjobs.protocol.collected import Collected, RequestedModel
 from rayjobs.protocol.settled import Found, Settled
 from rayjobs.results.checkpoints import Lost, steps_lost
@@ -71,10 +79,12 @@ class SettledNodes:
 
     Attributes:
         proven: All processes of the attempt are proven dead.
+        may_run: A host that may have been launched cannot be checked: the job must not start again.
         exits: Exit records of the hosts that ended by themselves.
     """
 
     proven: bool
+    may_run: bool = False
     exits: tuple[ExitRecord, ...] = ()
 
 
@@ -88,6 +98,7 @@ class AttemptEnding:
         end_request: EndRequest,
         cluster: Cluster,
         leases: Leases,
+        settling: Settling,
     ) -> None:
         """Prepare to end the attempt of `record`."""
         self._record = record
@@ -95,6 +106,7 @@ class AttemptEnding:
         self._end_request = end_request
         self._cluster = cluster
         self._leases = leases
+        self._settling = settling
         self._lost_node = False  # an exit record says that its node was lost
 
     # -- after its hosts have ended ------------------------------------------------------------
@@ -215,6 +227,7 @@ class AttemptEnding:
         await self._record.wait_for_workspace()
         last = Collected(problems=("the node's agent cannot be reached.",))
         attempt = waited = 0
+        since_s = self._record.clock.monotonic_s()
         while attempt < COLLECT_TRIES:
             attempt += 1
             try:
@@ -224,9 +237,12 @@ class AttemptEnding:
                     last = await self._wait_for_progress(node, last)
                 if last.outage:
                     last = await self._wait_for_storage(node, last)
-            except AgentLostError:
+            except (AgentLostError, ClusterUnreachableError) as error:
                 if last.stuck:  # the files may not have been stored
                     last = Collected(problems=("the node's agent was lost in the meantime.",))
+                left_s = since_s + OUTAGE_S - self._record.clock.monotonic_s()
+                if isinstance(error, ClusterUnreachableError) and left_s > 0:
+                    attempt -= 1  # the files are safe on their node
                 await asyncio.sleep(AGENT_PAUSE_S)
                 continue
             except RayjobsError as error:
@@ -302,55 +318,59 @@ class AttemptEnding:
 
     # -- settle --------------------------------------------------------------------------------
     async def settle(self) -> SettledNodes:
-        """End all processes that may have been launched."""
-        proven, exits = True, []
-        for node in self._record.nodes:
-            try:
-                settled = await self._settle(node)
-                proven &= settled.proven
-                if settled.exit is not None and not settled.ended_now:
-                    exits.append(settled.exit)
-            except Exception as error:
-                log.warning("the leftovers of %s are unknown: %s", self._record.job.id, error)
-                proven = False
-        return SettledNodes(proven, tuple(exits))
+        """End all processes that may have been launched.
+
+        After a launch request, this asks each node until it answers or is permanently gone: a lost
+        agent says nothing about the host, which may be alive or done.
+        """
+        nodes = self._record.nodes
+        found = await asyncio.gather(*(self._settle(node) for node in nodes))
+        return SettledNodes(
+            proven=all(one.proven for one in found),
+            may_run=any(
+                one.state is Found.UNKNOWN and node.was_launched
+                for one, node in zip(found, nodes, strict=True)
+            ),
+            exits=tuple(one.exit for one in found if one.exit is not None and not one.ended_now),
+        )
 
     async def _settle(self, node: NodeOfAttempt) -> Settled:
-        """End the attempt's processes on the node, and return the node's report.
+        if not node.was_launched:  # nothing runs there: the job can be tried elsewhere
+            return await self._settling.ask(node, end=True, waits=True)
 
-        A lost agent says nothing about the host, which may be alive or done. So after a launch
-        request, this retries until the node answers or is permanently gone. Before a launch
-        request, it raises: the job can be tried elsewhere.
-        """
-        job = self._record.job.id
-        while True:
-            try:
-                node_id = await self._leases.living_node(node)
-                if node_id is None:
-                    node.is_lost = True
-                    return Settled(Found.GONE, proven=await self._leases.wait_over(node))
-                node.node_id = node_id
-                agent = await self._cluster.agent(node_id)
-                return await agent.call(SETTLE, Settle(node.on, end=True))
-            except AgentFaultError as error:
-                if not error.is_out_of_files:
-                    raise
-                log.warning("settling %s waits for open files: %s", job, error)
-                await asyncio.sleep(AGENT_PAUSE_S)
-            except (AgentLostError, UnreachableError) as error:
-                if not node.was_launched:
-                    raise
-                log.warning("settling %s: %s", job, error)
-                await asyncio.sleep(AGENT_PAUSE_S)
+        async def report(why: str) -> None:
+            await self._record.add_event(
+                AgentLost.KIND,
+                f"waits until its processes on {node.name} have ended: {first_sentence(why)}",
+                AgentLost(why).to_json(),
+            )
+
+        return await self._settling.until_known(node, end=True, report=report)
 
     # -- fail ----------------------------------------------------------------------------------
-    async def fail(self, failure: Failure, *, outcome: Outcome, proven: bool = True) -> None:
-        """Retry within the failure class's budget, hold a poison job, otherwise end as Failed."""
+    async def fail(
+        self, failure: Failure, *, outcome: Outcome, proven: bool = True, may_run: bool = False
+    ) -> None:
+        """Retry within the failure class's budget, hold a poison job, otherwise end as Failed.
+
+        Args:
+            proven: All processes of the attempt are proven dead.
+            may_run: See `SettledNodes`: no retry.
+        """
         record = self._record
         job = await record.write(record.served.store.job, record.job.id)
         attempts = await record.attempts()
         events = await record.write(record.served.store.events, record.job.id)
-        if _waits_for_files(failure, attempts) and job.cancel_requested_at is None:
+        is_canceled = job.cancel_requested_at is not None
+        if may_run and not is_canceled:
+            message = (
+                f"{failure.message.rstrip('.')}. It is not retried, since its processes may still "
+                "run: their node answers with errors"
+            )
+            await record.finish(outcome, failure=replace(failure, message=message))
+            await self.free(proven=proven)
+            return
+        if _waits_for_files(failure, attempts) and not is_canceled:
             reason = f"waits until its node can open files again: {failure.message}"
             await record.requeue(reason, outcome=Outcome.OUT_OF_FILES, pause_s=OUT_OF_FILES_PAUSE_S)
             await self.free(proven=proven)
@@ -363,7 +383,7 @@ class AttemptEnding:
             now=record.clock.now(),
             released_at=max((one.at for one in events if one.kind == "release"), default=None),
         )
-        if job.cancel_requested_at is not None:
+        if is_canceled:
             await record.finish(Outcome.CANCELED)
         elif isinstance(decision, retry.GiveUp):
             await record.finish(outcome, failure=failure)
@@ -409,7 +429,9 @@ class AttemptEnding:
             f"{type(error).__name__}: {error}",
             is_out_of_files=_is_out_of_files(error),
         )
-        await self.fail(failure, outcome=Outcome.SYSTEM, proven=settled.proven)
+        await self.fail(
+            failure, outcome=Outcome.SYSTEM, proven=settled.proven, may_run=settled.may_run
+        )
 
     async def let_go(self) -> None:
         """End all processes and free the allocation without a record: the store is unusable.
@@ -433,12 +455,17 @@ class AttemptEnding:
             await self.clean()
 
     async def lose(
-        self, message: str, *, proven: bool, outcome: Outcome = Outcome.NODE_LOST
+        self,
+        message: str,
+        *,
+        proven: bool,
+        outcome: Outcome = Outcome.NODE_LOST,
+        may_run: bool = False,
     ) -> None:
-        """Retry (or end) a job whose attempt was lost."""
+        """Retry (or end) a job whose attempt was lost; see `fail`."""
         is_stored = proven and await self._rescue()
         failure = Failure(failure_class(outcome), message)
-        await self.fail(failure, outcome=outcome, proven=proven)
+        await self.fail(failure, outcome=outcome, proven=proven, may_run=may_run)
         if is_stored:
             await self.clean()
 

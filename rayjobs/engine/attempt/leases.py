@@ -61,7 +61,7 @@ class Leases:
                 answer = (await agent.call(RENEW, Renew(node.on, stamp))).stamp
             except AgentLostError:
                 return  # the attempt's supervisor sees it too
-            except RayjobsError as error:
+            except Exception as error:  # whatever it is, the next renewal may succeed
                 log.info("the lease of %s was not renewed: %s", node.on.job, error)
                 answer = None
             fresh = stamp is None and answer is not None
@@ -119,7 +119,7 @@ class Leases:
             return False
         over_s = self._over_s(node, lease_s)
         while (left_s := over_s - self._clock.monotonic_s()) > 0:
-            if node.watches_raylet and await self._cluster.raylet_is_gone(node.node_id):
+            if node.watches_raylet and await self._raylet_is_gone(node):
                 over_s = min(over_s, self._clock.monotonic_s() + RAYLET_GONE_S)
                 left_s = over_s - self._clock.monotonic_s()
                 await asyncio.sleep(max(0.0, left_s))
@@ -127,3 +127,10 @@ class Leases:
             await asyncio.sleep(min(left_s, LOOK_S))
         self.forget(node)
         return True
+
+    async def _raylet_is_gone(self, node: NodeOfAttempt) -> bool:
+        try:
+            return await self._cluster.raylet_is_gone(node.node_id)
+        except RayjobsError as error:
+            log.info("cannot check the raylet of %s: %s", node.name, error)
+            return False  # the lease ends in any case

@@ -32,6 +32,7 @@ from rayjobs.engine.attempt.launch_requests import azure_identity, launch_reques
 from rayjobs.engine.attempt.leases import Leases
 from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.attempt.record import AttemptRecord
+from rayjobs.engine.attempt.settling import Settling
 from rayjobs.engine.board import Served
 from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.lazy_dataclass import dataclass
@@ -46,6 +47,7 @@ from rayjobs.protocol.agent import (
     AgentFaultError,
     AgentLostError,
     Cluster,
+    ClusterUnreachableError,
     NotGrownError,
     NotPlacedError,
 )
@@ -93,6 +95,7 @@ class SupervisorParts:
         shares_machine: Whether all nodes are on this machine.
         epoch: The epoch of the target actor, which has claimed its workspaces; None: no claims.
         leases: The leases of all hosts.
+        settling: How the final state of attempts is determined.
     """
 
     target: str
@@ -105,13 +108,15 @@ class SupervisorParts:
     shares_machine: bool = True
     epoch: str | None = None
     leases: Leases = field(init=False)
+    settling: Settling = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make the leases."""
+        """Make the parts that use the others."""
         leases = Leases(
             self.cluster, self.clock, lease_s=self.lease_s, shares_machine=self.shares_machine
         )
         object.__setattr__(self, "leases", leases)
+        object.__setattr__(self, "settling", Settling(self.cluster, leases))
 
 
 class AttemptSupervisor:
@@ -146,7 +151,12 @@ class AttemptSupervisor:
         self.allocation = AttemptAllocation(parts.allocations, allocation)
         self.end_request = EndRequest(job.spec.grace_s)
         self.ending = AttemptEnding(
-            self.record, self.allocation, self.end_request, parts.cluster, parts.leases
+            self.record,
+            self.allocation,
+            self.end_request,
+            parts.cluster,
+            parts.leases,
+            parts.settling,
         )
         self._parts = parts
 
@@ -206,7 +216,7 @@ class AttemptSupervisor:
         record.number = attempt.number
         try:
             if new:
-                await self._unless_ended(allocation.create())
+                await self._unless_ended(self._create_allocation())
             if not await served.ask(
                 store.hold_allocation, allocation.name, job=job.id, attempt=record.number
             ):
@@ -238,8 +248,19 @@ class AttemptSupervisor:
                 is_permanent=error.is_permanent,
                 is_out_of_files=error.is_out_of_files,
             )
-            await self.ending.fail(failure, outcome=Outcome.NOT_PREPARED, proven=settled.proven)
+            await self.ending.fail(
+                failure,
+                outcome=Outcome.NOT_PREPARED,
+                proven=settled.proven,
+                may_run=settled.may_run,
+            )
             await self.ending.clean()
+
+    async def _create_allocation(self) -> None:
+        try:
+            await self.allocation.create()
+        except ClusterUnreachableError as error:
+            raise NotPlacedError(str(error)) from error
 
     async def _requeue_not_grown(self, error: NotGrownError) -> None:
         """Let other jobs go first, then wait for nodes again; hold the job if nodes never start."""
@@ -285,7 +306,7 @@ class AttemptSupervisor:
             requests = await self._prepare(agents, requests)
             self._check_not_ended()
             hosts = await self._launch(agents, requests)
-        except AgentLostError as error:
+        except (AgentLostError, ClusterUnreachableError) as error:
             settled = await self.ending.settle()
             if settled.exits and len(settled.exits) == len(self.record.nodes):
                 # Launched and finished before its agent could report it: the exit records count.
@@ -295,7 +316,12 @@ class AttemptSupervisor:
             failure = Failure(FailureClass.SYSTEM, f"the node's agent was lost at start: {error}")
             if any(node.is_lost for node in self.record.nodes):
                 failure = replace(failure, failure_class=FailureClass.NODE_LOST)
-            await self.ending.fail(failure, outcome=Outcome.AGENT_LOST, proven=settled.proven)
+            await self.ending.fail(
+                failure,
+                outcome=Outcome.AGENT_LOST,
+                proven=settled.proven,
+                may_run=settled.may_run,
+            )
             return
         for node, host in zip(self.record.nodes, hosts, strict=True):
             node.watches_raylet = host.watches_raylet
@@ -362,7 +388,8 @@ class AttemptSupervisor:
                     continue
                 for (agent, one), call in zip(pairs, calls, strict=True):
                     if not call.done():
-                        with suppress(AgentLostError):  # its own call fails, too
+                        # Its own call fails, too, or the next round repeats the request.
+                        with suppress(AgentLostError, ClusterUnreachableError):
                             await agent.call(STOP, Stop(one.on, cause, grace_s=0.0))
         finally:
             canceling.cancel()
@@ -435,6 +462,9 @@ class AttemptSupervisor:
                 if not error.is_out_of_files:
                     raise
                 log.warning("%s is followed again: %s", self.record.job.id, error)
+                await asyncio.sleep(AGENT_PAUSE_S)
+            except ClusterUnreachableError as error:
+                log.warning("%s is followed once Ray answers: %s", self.record.job.id, error)
                 await asyncio.sleep(AGENT_PAUSE_S)
             except AgentLostError as error:
                 lost = await self._lost_with_node(node, end)

@@ -23,14 +23,22 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from rayjobs.core.errors import RayjobsError, UnreachableError
+from rayjobs.core.errors import RayjobsError
+from rayjobs.core.terminal import first_sentence
 from rayjobs.core.text import duration_text
 from rayjobs.engine.ray import groups
 from rayjobs.injob import open_files
 from rayjobs.injob.messages import MessageError
 from rayjobs.policy import Shape
 from rayjobs.policy.node_types import TYPE_LABEL
-from rayjobs.protocol.agent import AgentFaultError, AgentLeavingError, AgentLostError, NodeInfo
+from rayjobs.protocol.agent import (
+    AgentFaultError,
+    AgentLeavingError,
+    AgentLostError,
+    ClusterUnreachableError,
+    NodeInfo,
+    NotPlacedError,
+)
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.calls import FOLLOW, HELLO, Answer, Asked, Call, Nothing
 from rayjobs.protocol.names import NAMESPACE
@@ -57,6 +65,19 @@ class RayCluster:
         self._threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="ray-calls")
 
     async def _call(self, function: Any, *arguments: Any) -> Any:
+        """Call a blocking function of Ray in a thread.
+
+        Raises:
+            ClusterUnreachableError: Ray's control service did not answer.
+        """
+        try:
+            return await self._in_thread(function, *arguments)
+        except (RayError, ConnectionError) as error:
+            raise ClusterUnreachableError(
+                f"Ray does not answer: {first_sentence(str(error))}"
+            ) from error
+
+    async def _in_thread(self, function: Any, *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, function, *arguments)
 
@@ -102,7 +123,7 @@ class RayCluster:
         return await groups.grow(self._call, self._groups, name, shape, nodes, avoid, timeout_s)
 
     async def gpu_ids(self, name: str, shape: Shape) -> tuple[tuple[str, ...], ...]:
-        """Return the GPU ids of each bundle."""
+        """See `Cluster.gpu_ids`."""
         if not shape.gpus:
             return tuple(() for _ in range(shape.nodes))
         group = await self._group(name)
@@ -117,7 +138,12 @@ class RayCluster:
             ).remote()
             for index in range(shape.nodes)
         ]
-        ids = await self._call(lambda: ray.get(references, timeout=AGENT_START_S))
+        try:
+            ids = await self._in_thread(lambda: ray.get(references, timeout=AGENT_START_S))
+        except RayError as error:
+            raise NotPlacedError(
+                f"the GPUs of the allocation are unknown: {first_sentence(str(error))}"
+            ) from error
         return tuple(tuple(one) for one in ids)
 
     async def remove_group(self, name: str) -> None:
@@ -326,5 +352,5 @@ def _nodes() -> list[NodeInfo]:
             )
         )
     if not found:
-        raise UnreachableError("Ray lists no living node")
+        raise ClusterUnreachableError("Ray lists no living node")
     return found

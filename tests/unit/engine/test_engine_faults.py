@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from rayjobs.core.errors import StoreBusyError, StoreFullError
-from rayjobs.engine import board, engine, recovery
-from rayjobs.engine.attempt import ending, record, supervisor
+from rayjobs.engine import board, engine
+from rayjobs.engine.attempt import ending, record, settling, supervisor
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import AllocationState
@@ -288,7 +288,7 @@ def test_cancel_not_received_by_its_host_is_sent_again(
 def test_finished_job_is_not_repeated_when_agents_are_lost_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "AGENT_PAUSE_S", 0.01)
+    monkeypatch.setattr(settling, "PAUSE_S", 0.01)
     losses = {"launch": 1, "settle": 2}
 
     async def launch(self: FakeAgent, _request: Any) -> Any:
@@ -367,7 +367,7 @@ def test_a_node_whose_agents_never_start_keeps_no_job(
 def test_new_engine_asks_until_a_node_reports_the_state_of_an_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_cluster: bool
 ) -> None:
-    monkeypatch.setattr(recovery, "AGENT_PAUSE_S", 0.01)
+    monkeypatch.setattr(settling, "PAUSE_S", 0.01)
     losses = 10  # more than the retries of one turn
 
     async def settle(self: FakeAgent, asked: Settle) -> Settled:
@@ -411,6 +411,8 @@ def test_failing_agent_costs_at_most_one_job_and_no_allocation(
 
     monkeypatch.setattr(FakeAgent, call, fails)
     monkeypatch.setattr(ending, "COLLECT_TRIES", 1)
+    monkeypatch.setattr(settling, "PAUSE_S", 0.01)
+    monkeypatch.setattr(settling, "FAULT_S", 0.05)
 
     async def scene(here: World) -> None:
         nonlocal wrong

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from rayjobs.core.errors import PrepareError
-from rayjobs.protocol.agent import AgentFaultError, AgentLostError
+from rayjobs.policy import Shape
+from rayjobs.protocol.agent import (
+    AgentFaultError,
+    AgentLostError,
+    ClusterUnreachableError,
+    NotPlacedError,
+)
 from rayjobs.protocol.calls import FOLLOW
 from tests.support.attempts import on_node
 
@@ -121,6 +127,48 @@ def test_a_doubted_node_is_left_out_as_long_as_its_raylet_refuses(
             assert await names() == [name]  # and is not checked again
 
         asyncio.run(scene())
+
+
+@pytest.mark.parametrize("kind", ["RaySystemError", "RpcError"])
+def test_a_call_that_ray_does_not_answer_says_nothing_about_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    import ray
+    from ray import exceptions
+
+    from rayjobs.engine.ray import cluster as raycluster
+
+    def nodes() -> list[dict[str, Any]]:
+        raise getattr(exceptions, kind)("the control service does not answer\nmore")
+
+    monkeypatch.setattr(ray, "nodes", nodes)
+    monkeypatch.setattr(ray._private.state, "available_resources_per_node", dict)
+    cluster = raycluster.RayCluster("t", tmp_path)
+    with pytest.raises(
+        ClusterUnreachableError, match=r"Ray does not answer: .*the control service"
+    ):
+        asyncio.run(cluster.nodes())
+
+
+def test_gpus_that_cannot_be_read_fail_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job waits for another allocation."""
+    import ray
+    from ray.exceptions import GetTimeoutError
+
+    from rayjobs.engine.ray import cluster as raycluster
+
+    def get(_references: Any, timeout: float) -> Any:
+        raise GetTimeoutError("Get timed out: some object(s) not ready.")
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(raycluster, "_gpu_ids", Handle(KeyError()))
+    monkeypatch.setattr(raycluster, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
+    cluster = raycluster.RayCluster("t", tmp_path)
+    cluster._groups["rj-t-1"] = object()
+    with pytest.raises(NotPlacedError, match="the GPUs of the allocation are unknown: Get timed"):
+        asyncio.run(cluster.gpu_ids("rj-t-1", Shape(gpus=1.0)))
 
 
 def test_a_group_does_not_wait_for_a_node_that_has_been_lost(

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import rayjobs.injob
-from rayjobs.injob import cgroups, exit_record, kernel, startup
-from rayjobs.injob.identity import Identity, is_alive, own_identity, stat_of
+from rayjobs.injob import cgroups, exit_record, kernel, processes, startup
+from rayjobs.injob.identity import Identity, ProcessStat, is_alive, own_identity, stat_of
 from rayjobs.injob.log_cap import LogCap
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.processes import children, descendants, has_marker
@@ -109,6 +109,18 @@ def test_marker_is_overwritten_in_place_and_seen_from_outside() -> None:
         assert has_marker(process.pid, "rj-in-place")
         assert not has_marker(process.pid, "rj-in-plac")
         process.stdin.close()
+
+
+def test_a_process_without_memory_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older kernels show empty files for it; newer ones refuse to open its environment block."""
+    monkeypatch.setattr(processes, "_read", lambda pid, name: b"")
+    monkeypatch.setattr(time, "sleep", lambda s: pytest.fail("it waits"))
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        assert processes.environment_of(ended.pid) == []
+    thread = ProcessStat(2, "kthreadd", "S", 0, 0, 1, 1, flags=0x208040)
+    monkeypatch.setattr(processes, "stat_of", lambda pid: thread)
+    assert processes.environment_of(2) == []
 
 
 def test_marker_without_space_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
