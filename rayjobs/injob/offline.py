@@ -67,7 +67,12 @@ class OfflineRun(LoggingRun):
 
     def upload_files(self, names: Iterable[str], paths: Iterable[str], **kwargs: Any) -> List[str]:
         """Record several files, see `upload_file`."""
-        return [self.upload_file(name, path) for name, path in zip(list(names), list(paths))]
+        name_list, path_list = list(names), list(paths)
+        if len(name_list) != len(path_list):
+            raise ValueError(
+                "%d names for %d paths; give one name per path" % (len(name_list), len(path_list))
+            )
+        return [self.upload_file(name, path) for name, path in zip(name_list, path_list)]
 
     def upload_folder(self, name: str, path: str, **kwargs: Any) -> List[str]:
         """Record all files below a folder."""

@@ -57,6 +57,17 @@ def test_wrong_values_are_refused_as_in_a_job() -> None:
     assert isinstance(caught.value, UserErrorException)  # which programs of Azure ML catch
 
 
+def test_every_uploaded_file_needs_its_name(tmp_path: Path) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        path.touch()
+    run = OfflineRun()
+    with pytest.raises(ValueError, match="1 names for 2 paths; give one name per path"):
+        run.upload_files(["a"], map(str, paths))
+    assert run.get_file_names() == []
+    assert run.upload_files(["a", "b"], map(str, paths)) == ["a", "b"]
+
+
 def test_with_statement_sets_the_status() -> None:
     with OfflineRun() as run:
         run.log("m", 1)
