@@ -199,7 +199,7 @@ def remove_target(
         UsageError: it is the local one, which cannot be removed.
         TargetError: it has jobs that are not finished, and `force` is off.
     """
-    server_choice.refuse("`rayjobs target remove`")
+    server_choice.refuse("`rayjobs target rm`")
     at = home or default_home()
     record, location = load_target(name, home=at), TargetLocation(name, at)
     if record.address is None:

@@ -8,8 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from rayjobs.cli.main import main
+from rayjobs.core.errors import UsageError
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
+from rayjobs.target import targets
 from rayjobs.workspace import server_choice, users
 from rayjobs.workspace.users import Role
 from tests.unit.results.played import begin
@@ -37,6 +39,15 @@ def test_refused_port_forward_does_not_listen(
     server_choice.allow()
     done = CliRunner().invoke(main, ["port", job.id, "0:6006"])
     assert done.exit_code != 0 and text in f"{done.output}{done.exception}"
+
+
+def test_a_refused_command_is_named_as_users_call_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_choice, "_is_allowed", True)
+    monkeypatch.setattr(server_choice, "_active", served.connection())
+    with pytest.raises(UsageError, match="`rayjobs target rm` only works on the server's own"):
+        targets.remove_target("lab")
 
 
 def test_an_expired_token_is_listed_as_such(served: Served) -> None:
