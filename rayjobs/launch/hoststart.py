@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.warm_messages import WarmRequest, WarmStatus
+
+log = logging.getLogger(__name__)
 
 # torch's optimizers import torch._dynamo at their first use. Not pandas: its import adds half a
 # second to the first job's wait and starts a pyarrow thread before all forks.
@@ -179,11 +182,16 @@ def _is_importing(socket: str) -> bool:
 
 
 async def stop_warm(socket: str, *, timeout_s: float = 10.0) -> None:
-    """Ask a warm interpreter to end; attempts that it started continue. Idempotent."""
+    """Ask a warm interpreter to end; attempts that it started continue. Idempotent.
+
+    One whose answer cannot be read may stay until it has been idle.
+    """
     try:
         await ask(socket, WarmRequest("stop"), Answer, timeout_s=timeout_s)
     except OSError:
         return  # it is not running
+    except ValueError as error:
+        log.warning("the warm interpreter at %s may not end: its answer: %s", socket, error)
 
 
 async def fork(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.injob.identity import identity_of
+from rayjobs.injob.identity import identity_of, own_identity
 from rayjobs.launch import hostclient
 from rayjobs.node import warm_limits
 from rayjobs.node.warm import NodeWarm
@@ -66,6 +66,33 @@ def test_least_recently_used_interpreter_ends(
         assert (await alive())[1]
 
     asyncio.run(through())
+
+
+def test_an_interpreter_that_answers_nonsense_fails_no_other_job(
+    warm: NodeWarm, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_limits, "IN_USE_S", 0.0)
+    identity = own_identity()
+    odd, socket = short_path / "odd.sock", short_path / "good.sock"
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"?\n")
+        await writer.drain()
+        writer.close()
+
+    async def use() -> None:
+        async with await asyncio.start_unix_server(answer, str(odd)):
+            for number in range(2):  # as many as the node keeps
+                path = odd if number == 0 else short_path / "other.sock"
+                warm._uses[path] = warm_limits.Use(path, identity, float(number))
+            found = hostclient.WarmInterpreter(str(socket), identity, (), {}, 0.0)
+            await warm._note_use(socket, found)
+
+    asyncio.run(use())
+    assert b'"stop"' in asked[0]
+    assert odd not in warm._uses and socket in warm._uses
 
 
 def test_interpreter_about_to_be_used_stays(tmp_path: Path) -> None:
