@@ -22,6 +22,7 @@ class LogCap:
         self.cap_bytes = cap_bytes
         self.hole: tuple[int, int] | None = None
         self.is_possible = True
+        self._is_note_due = False
 
     @property
     def size(self) -> int:
@@ -43,6 +44,8 @@ class LogCap:
         While the rank runs, this waits until another quarter of the cap is written, so that a fast
         writer does not cause a call per block.
         """
+        if self._is_note_due:
+            self._write_note()
         if self.cap_bytes is None or not self.is_possible:
             return
         size = self.size
@@ -67,6 +70,8 @@ class LogCap:
                 os.close(descriptor)
         except OSError:
             self.hole, self.is_possible = before, False
+            self._is_note_due = True
+        if self._is_note_due:
             self._write_note()
 
     def as_note(self) -> dict[str, Any]:
@@ -81,5 +86,7 @@ class LogCap:
         try:
             write_atomic(name + ".holes.json", json.dumps(self.as_note()), mode=0o600)
         except OSError:
-            # The disk is full: punching the hole frees space, and the next note includes it.
-            return
+            # The disk is full: punching the hole frees space for the note.
+            self._is_note_due = True
+        else:
+            self._is_note_due = False

@@ -185,6 +185,35 @@ def test_log_on_a_disk_without_holes_is_left_whole(
     assert json.loads((tmp_path / "driver_0.holes.json").read_text())["holes"] == []
 
 
+@pytest.mark.parametrize("has_room_at", ["the hole", "the end"])
+def test_note_of_a_hole_is_written_as_soon_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_room_at: str
+) -> None:
+    punch, note = kernel.punch_hole, tmp_path / "driver_0.holes.json"
+    (note / "in the way").mkdir(parents=True)  # as on a full disk, no note can be written
+
+    def make_room() -> None:
+        (note / "in the way").rmdir()
+        note.rmdir()
+
+    def free(descriptor: int, offset: int, length: int) -> None:
+        punch(descriptor, offset, length)
+        if has_room_at == "the hole":
+            make_room()
+
+    monkeypatch.setattr(kernel, "punch_hole", free)
+    path = tmp_path / "driver_0.log"
+    path.write_bytes(b"x" * 10**6)
+    cap = LogCap(str(path), 64 * 1024)
+    cap.enforce()
+    if has_room_at == "the end":
+        assert note.is_dir()
+        make_room()
+        cap.enforce(at_end=True)
+    assert json.loads(note.read_text()) == cap.as_note()
+    assert cap.dropped > 0 or not cap.is_possible
+
+
 ENDED = exit_record.ExitRecord(job="j", attempt=1, node=0, marker="m", outcome=Outcome.FAILED)
 
 
