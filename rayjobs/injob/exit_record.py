@@ -31,7 +31,7 @@ class RankExit(Message):
         start_time: Its process's start, in clock ticks since boot.
         exit_code: None if a signal ended it, or it has not ended.
         signal: Number of the signal that ended it.
-        started_at: In seconds since 1970; 0 or None: it was never released.
+        started_at: In seconds since 1970; None, or 0 by earlier versions: it was never released.
         ended_at: In seconds since 1970.
         out_of_memory: The attempt's own memory limit ended it.
         log_bytes: Size of its log.

@@ -48,7 +48,7 @@ class Rank(WaitStatus):
     log: LogCap
     setup: int  # to read why the process could not be set up; end of file means success
     go: int  # one byte written here lets the process run
-    started_at: float = 0.0
+    started_at: float | None = None  # its release, in seconds since 1970
     ended_at: float | None = None
     status: int | None = None
     max_rss_bytes: int | None = None

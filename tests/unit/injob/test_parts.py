@@ -21,7 +21,9 @@ from rayjobs.injob import cgroups, exit_record, kernel, processes, startup
 from rayjobs.injob.identity import Identity, ProcessStat, is_alive, own_identity, stat_of
 from rayjobs.injob.log_cap import LogCap
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.injob.plan import RankPlan
 from rayjobs.injob.processes import children, descendants, has_marker
+from rayjobs.injob.ranks import Rank
 from rayjobs.injob.tree import cgroup_name
 
 INJOB = Path(rayjobs.injob.__file__).parent
@@ -212,6 +214,13 @@ def test_note_of_a_hole_is_written_as_soon_as_there_is_room(
         cap.enforce(at_end=True)
     assert json.loads(note.read_text()) == cap.as_note()
     assert cap.dropped > 0 or not cap.is_possible
+
+
+def test_rank_that_was_never_released_has_no_start_time() -> None:
+    plan = RankPlan(rank=0, local_rank=0)
+    log = LogCap("driver_0.log", None)
+    rank = Rank(plan, own_identity(), log, setup=-1, go=-1)
+    assert rank.as_record().started_at is None
 
 
 ENDED = exit_record.ExitRecord(job="j", attempt=1, node=0, marker="m", outcome=Outcome.FAILED)
