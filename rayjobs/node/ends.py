@@ -161,12 +161,12 @@ class Ends:
         root = Path(on.root)
         await asyncio.to_thread(self._data.release, root)
         self._data.forget(on)
-        await asyncio.to_thread(self._scratch.remove, root)
+        kept = await asyncio.to_thread(self._scratch.remove, root)
         # A killed host leaves its socket; any other host has removed it.
         await asyncio.to_thread(Path(on.socket).unlink, missing_ok=True)
         # The job's folder is removed with its last attempt.
         await asyncio.to_thread(remove_if_empty, root.parent)
-        return Cleaned(proven=True)
+        return Cleaned(proven=not kept)
 
     def prune(self, keep_s: float = KEEP_S) -> list[Path]:
         """Remove scratch that was kept after its attempt's end; return the removed folders.

@@ -50,8 +50,9 @@ def prepare(node: Node, one: LaunchRequest) -> AttemptPaths:
     return paths
 
 
-def clean(node: Node, one: LaunchRequest) -> None:
-    assert asyncio.run(node.ends.clean(one.on)).proven
+def clean(node: Node, one: LaunchRequest) -> bool:
+    """Clean up after an attempt; return whether its scratch was removed."""
+    return asyncio.run(node.ends.clean(one.on)).proven
 
 
 def test_links_in_an_attempts_folder_are_not_followed(node: Node, precious: Path) -> None:
@@ -63,7 +64,7 @@ def test_links_in_an_attempts_folder_are_not_followed(node: Node, precious: Path
     read_only.mkdir()
     (read_only / "kept").write_text("")
     read_only.chmod(0o500)
-    clean(node, one)
+    assert clean(node, one)
     assert not paths.root.parent.exists()
     assert (precious / "thesis.txt").read_text() == "all of it"
 
@@ -84,7 +85,7 @@ def test_link_in_place_of_a_folder_protects_its_target(
     (beyond / "thesis.txt").write_text("all of it")
     swapped.rename(swapped.with_name("aside"))
     swapped.symlink_to(precious)
-    clean(node, one)
+    assert clean(node, one) is (place == "attempt")  # a link itself is removed
     assert (beyond / "thesis.txt").read_text() == "all of it"
     assert (precious / "thesis.txt").read_text() == "all of it"
 
@@ -92,7 +93,7 @@ def test_link_in_place_of_a_folder_protects_its_target(
 def test_folder_elsewhere_is_never_an_attempt_folder(node: Node, precious: Path) -> None:
     one = request(node)
     one = replace(one, on=replace(one.on, root=str(precious)))
-    clean(node, one)
+    assert not clean(node, one)
     assert (precious / "thesis.txt").exists()
 
 
