@@ -181,7 +181,7 @@ async def _check_allowed(workspace: OpenWorkspace, asked: TargetRequest, caller:
     elif asked.op not in READ:
         raise Refusal(403, f"a client may not request from a target: {asked.op!r:.40}")
     elif asked.op == "explain" and not asked.key.startswith(f"{workspace.path}::"):
-        raise Refusal(403, "a client may only request jobs of its workspace")
+        raise Refusal(403, "a client may ask only why jobs of its own workspace wait")
 
 
 def _asking(workspace: OpenWorkspace) -> Callable[[Request, Caller], Awaitable[ForwardedAnswer]]:

@@ -175,7 +175,7 @@ def test_users_of_a_workspace_do_not_see_those_of_another(
         f"{path}::c",
         ["another workspace", f"{path}::e"],
     )
-    with pytest.raises(UsageError, match="only request jobs of its workspace"):
+    with pytest.raises(UsageError, match="only why jobs of its own workspace wait"):
         body = {"op": "explain", "key": "/theirs::d"}
         ada.json("POST", "/v1/targets/local/ask", body=body)
     assert asked == ["status", "explain"]
