@@ -25,7 +25,9 @@ _ERRORS = {
     "416": "The request has no valid range.",
     "422": "The value is invalid.",
     "429": "Too many requests.",
+    "500": "The server failed, or cannot reach something that it needs.",
     "503": "The store or the storage cannot be reached.",
+    "507": "The store or the storage is full.",
 }
 _TEXT: dict[str, Any] = {"type": "string"}
 _WHOLE: dict[str, Any] = {"type": "integer", "minimum": 0}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rayjobs.core.errors import StoreBusyError, StoreFullError, UnreachableError
 from rayjobs.remote import operations
 from rayjobs.remote.operations import OPERATIONS
 from rayjobs.server import app, metrics, openapi
@@ -35,6 +36,15 @@ def test_each_answer_has_a_schema(served: Served) -> None:
     assert named["JobState"]["enum"][0] == "Queued"
     assert "user" not in named["NewJob"]["required"]
     json.dumps(document, allow_nan=False)
+
+
+def test_each_status_of_an_error_is_described(served: Served) -> None:
+    responses = served.connection().json("GET", "/v1/openapi.json")["paths"]["/v1/jobs"]["post"][
+        "responses"
+    ]
+    known = (StoreFullError("full"), UnreachableError("away"), StoreBusyError("busy"))
+    assert {str(app._status_of(one)) for one in known} == {"507", "500", "503"}
+    assert {"500", "503", "507"} <= responses.keys()
 
 
 def test_the_routes_of_handlers_are_described_by_their_classes(served: Served) -> None:
