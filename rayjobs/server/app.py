@@ -54,7 +54,7 @@ from rayjobs.server.bodies import MOST_BODY, MOST_QUESTION, bytes_of, object_in
 from rayjobs.server.known_targets import KnownTargets
 from rayjobs.server.lines import USER, Lines
 from rayjobs.server.objects import object_of
-from rayjobs.server.pages import page_of
+from rayjobs.server.pages import page_of, size_of
 from rayjobs.server.routes import HandlerRoute, Routes
 from rayjobs.server.routing import in_order
 from rayjobs.server.workers import in_thread, with_token
@@ -437,13 +437,11 @@ def _set_user(one: Operation, sent: dict[str, Any], caller: Caller) -> None:
 
 
 def _paging(one: Operation, given: dict[str, Any]) -> tuple[int, str]:
-    size = str(given.get("page_size", one.page))
-    if not size.isascii() or not size.isdecimal() or not 1 <= int(size[:9]) <= one.page:
-        raise Refusal(400, f"page_size is a whole number from 1 to {one.page}")
+    size = size_of(str(given.get("page_size", one.page)), one.page)
     cursor = given.get("cursor", "")
     if not isinstance(cursor, str) or ("cursor" in given and not cursor):
         raise Refusal(400, f"{cursor!r:.60} is not a cursor")
-    return int(size), cursor
+    return size, cursor
 
 
 def _checked_draft(draft: object, caller: Caller) -> ModelDraft:

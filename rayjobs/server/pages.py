@@ -20,6 +20,7 @@ from rayjobs.store.requests import EVERY_JOB, JobFilter, Page
 from rayjobs.workspace import plain
 
 MOST_CURSOR = 8192
+MOST_DIGITS = 9
 # The keys by which the store orders these lists.
 KEYS: Mapping[str, Sequence[str]] = {
     "metrics": ("attempt", "rank", "sequence"),
@@ -33,6 +34,19 @@ KEYS: Mapping[str, Sequence[str]] = {
 NAMES = (("id",), ("name", "version"), ("number",), ("pipeline", "number"), ("name",))
 _Position = tuple[Any, ...]
 _Part = tuple[Sequence[Any], _Position | None]
+
+
+def size_of(text: str, most: int) -> int:
+    """Return the requested number of items of a page.
+
+    Raises:
+        Refusal: it is not a number from 1 to `most`.
+    """
+    # Python refuses to convert thousands of digits.
+    is_number = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
+    if not is_number or not 1 <= int(text) <= most:
+        raise Refusal(400, f"page_size is a whole number from 1 to {most}")
+    return int(text)
 
 
 def page_of(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from rayjobs.server.access import Caller, Refusal
+from rayjobs.server.access import Caller
 from rayjobs.server.bodies import body_of
+from rayjobs.server.pages import size_of
 from rayjobs.server.routes import HandlerRoute, Routes
 from rayjobs.server.workers import in_thread
 from rayjobs.workspace import audit, users
@@ -48,11 +49,9 @@ def routes(workspace: OpenWorkspace) -> Routes:
         return await in_thread(call)
 
     async def changes(request: Request, _caller: Caller) -> AuditPage:
-        size = request.query_params.get("page_size", str(PAGE))
-        if not size.isascii() or not size.isdecimal() or not 1 <= int(size[:9]) <= PAGE:
-            raise Refusal(400, f"page_size is a whole number from 1 to {PAGE}")
+        size = size_of(request.query_params.get("page_size", str(PAGE)), PAGE)
         cursor = request.query_params.get("cursor", "")
-        rows, following = await in_thread(audit.page, store, int(size), cursor)
+        rows, following = await in_thread(audit.page, store, size, cursor)
         return AuditPage(items=list(rows), next=following)
 
     viewer, admin = Role.VIEWER, Role.ADMIN

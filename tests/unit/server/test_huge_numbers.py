@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
+from rayjobs.core.errors import UsageError
 from rayjobs.jobs.records import ScheduleRecord
 from rayjobs.jobs.writers import ProcessWriter
 from rayjobs.server import access
@@ -35,6 +36,8 @@ NUMBERS = (
     str(-(2**63)),
     str(10**15),
 )
+# Larger than any page or upload: behind zeros, and with more digits than Python converts.
+PADDED = ("0000000019999", "0" * 30 + str(10**12), "0000000000000001" + 5000 * "0")
 # These have no end, or start processes.
 LEFT_OUT = {
     "/v1/jobs/{job_id}/log-stream",
@@ -167,6 +170,22 @@ def test_no_number_ends_in_an_internal_error(
     client.close()
     assert len(sent) > 1000 and {200, 400} <= statuses
     assert not failures, f"{len(failures)}\n" + "\n".join(failures[:40])
+
+
+@pytest.mark.parametrize("number", PADDED, ids=("short", "long", "unconvertible"))
+def test_zeros_before_a_size_or_an_offset_do_not_hide_its_value(
+    served: Served, number: str
+) -> None:
+    connection = served.connection("root", Role.ADMIN)
+    page = "page_size is a whole number from 1 to 500"
+    for path in ("/v1/audit", "/v1/sweeps"):
+        with pytest.raises(UsageError, match=page):
+            connection.json("GET", path, query={"page_size": number})
+    with pytest.raises(UsageError, match=page):
+        connection.json("POST", "/v1/jobs:list", body={"page_size": number})
+    with pytest.raises(UsageError, match="offset must be a whole number of at most"):
+        query = {"offset": "0" * 12 + number}
+        connection.json("PATCH", f"/v1/uploads/{32 * 'a'}", query=query)
 
 
 def places_of(schema: dict[str, Any], named: dict[str, Any]) -> Iterator[Any]:
