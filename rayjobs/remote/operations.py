@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import make_dataclass
 from functools import cache
-from typing import Any, cast, get_origin
+from typing import Any, Literal, cast, get_origin
 
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.store.base import Store
@@ -21,6 +21,7 @@ from rayjobs.workspace import plain
 from rayjobs.workspace.users import Role
 
 RECORDS = ("new", "draft")
+MadeRecord = Literal["published_pipeline", "schedule", "model"]
 VIEWER, SUBMITTER, ADMIN = Role.VIEWER, Role.SUBMITTER, Role.ADMIN
 
 
@@ -40,9 +41,9 @@ class Operation:
             submitters may only change if they own them; the value None names no job.
         spec: The argument with a job's spec, which must be valid where the server runs.
         kind: The required kind of the job that `own` names, such as ``interactive``; empty: any.
-        maker: The method that returns, for the same arguments, a record with its maker
-            (`created_by`): submitters may only change records that they made, and those without a
-            maker. All submitters share objects without such a record (docs/guides/team.md).
+        maker: The kind of record that the path names and whose maker (`created_by`) counts:
+            submitters may only change records that they made, and those without a maker. All
+            submitters share objects without such a record (docs/guides/team.md).
         repeats: A second call has no further effect.
         page: The maximum number of list items in one answer.
     """
@@ -55,7 +56,7 @@ class Operation:
     own: str = ""
     kind: str = ""
     spec: str = ""
-    maker: str = ""
+    maker: MadeRecord | None = None
     repeats: bool = True
     page: int = 500
 

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, assert_never, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -32,7 +32,7 @@ from rayjobs.jobs.records import ModelDraft
 from rayjobs.jobs.writers import Writer
 from rayjobs.models.uploaded import UPLOADED
 from rayjobs.remote import operations
-from rayjobs.remote.operations import OPERATIONS, Operation
+from rayjobs.remote.operations import OPERATIONS, MadeRecord, Operation
 from rayjobs.server import (
     datastores,
     events,
@@ -59,7 +59,8 @@ from rayjobs.server.routes import HandlerRoute, Routes
 from rayjobs.server.routing import in_order
 from rayjobs.server.workers import in_thread, with_token
 from rayjobs.spec.model import JobSpec
-from rayjobs.store.requests import DRIVER, NewJob, NewRun
+from rayjobs.store.base import Store
+from rayjobs.store.requests import DRIVER, NewJob, NewPipeline, NewRun, NewSweep
 from rayjobs.submit import submitting
 from rayjobs.submit.project import LOCAL, TARGET_VARIABLE, stored_choice
 from rayjobs.workspace import plain
@@ -76,6 +77,7 @@ AWAY = (StoreUnreachableError, StoreBusyError, DatastoreUnavailable)
 # Pieces of an upload, which change nothing until the upload is kept; wake-ups; uses of a blob.
 UNAUDITED = ("/v1/uploads/{name}", "/v1/uploads/{name}/parts", "/wake", "/v1/blob-uses/{key:path}")
 UNREAD = (400, 408, 413, 429)  # requests without any effect
+Submission = NewJob | NewSweep | NewPipeline | NewRun
 
 
 def make_app(
@@ -399,15 +401,25 @@ def _check_owner(
         for job_id in _jobs_named(given, one.own):
             _own(workspace, job_id, caller, one.kind)
     if one.maker and caller.token.role < Role.ADMIN:
-        found: Any = getattr(workspace.store, one.maker)
-        named = [given[name] for name in one.in_path]
-        maker = found(*named[:1], **_version_of(given)).created_by
+        maker = _maker_of(workspace.store, one.maker, given, one.in_path)
         if maker not in ("", caller.user):
             raise Refusal(403, f"{maker} made it: only an admin may change what others own")
 
 
-def _version_of(given: dict[str, Any]) -> dict[str, Any]:
-    return {"version": given["version"]} if "version" in given else {}
+def _maker_of(
+    store: Store, kind: MadeRecord, given: Mapping[str, Any], in_path: Sequence[str]
+) -> str:
+    """Return who made the record that a path names; empty: nobody is known."""
+    name: str = given[in_path[0]]
+    match kind:
+        case "published_pipeline":
+            return store.published_pipeline(name).created_by
+        case "schedule":
+            return store.schedule(name).created_by
+        case "model":
+            return store.model(name, version=given["version"]).created_by
+        case _:
+            assert_never(kind)
 
 
 def _jobs_named(given: dict[str, Any], own: str) -> list[str]:
@@ -496,28 +508,36 @@ def _check_job(workspace: OpenWorkspace, new: NewJob, caller: Caller, known: Kno
         submitting.check_snapshot(workspace, new.snapshot)
 
 
-def _checked(workspace: OpenWorkspace, new: object, caller: Caller, known: KnownTargets) -> Any:
+def _checked(
+    workspace: OpenWorkspace, new: object, caller: Caller, known: KnownTargets
+) -> Submission:
     """Return the submission with the caller as its owner, after checking its spec."""
-    kind = type(new).__name__
-    if kind not in ("NewJob", "NewSweep", "NewPipeline", "NewRun"):
+    if not isinstance(new, Submission):
         raise Refusal(400, "`new` is not a job, a sweep, a pipeline or a run")
-    made: Any = new
-    if isinstance(new, NewRun):
-        if new.parent is not None:
-            _own(workspace, new.parent, caller, "")
-        _check_writer(new)
-        return replace(new, user=caller.user)
-    if isinstance(new, NewJob):
-        _check_job(workspace, new, caller, known)
-    key = made.idempotency_key
+    match new:
+        case NewRun():
+            if new.parent is not None:
+                _own(workspace, new.parent, caller, "")
+            _check_writer(new)
+            return replace(new, user=caller.user)
+        case NewJob():
+            _check_job(workspace, new, caller, known)
+        case NewSweep():
+            _check_driver(new.driver)
+        case NewPipeline():
+            for step in new.steps:
+                if step.driver is not None:
+                    _check_driver(step.driver)
+        case _:
+            assert_never(new)
+    key = new.idempotency_key
     if key is not None:
         # Each user has separate keys: guessing a key never gives another user's job.
         key = f"{caller.user}:{key}"
-    # The target's actor imports the driver by its name.
-    if kind == "NewSweep" and made.driver != DRIVER:
-        raise UsageError(f"{made.driver!r} is not a driver of sweeps")
-    if kind == "NewPipeline":
-        for step in made.steps:
-            if step.driver not in (None, DRIVER):
-                raise UsageError(f"{step.driver!r} is not a driver of sweeps")
-    return replace(made, user=caller.user, idempotency_key=key)
+    return replace(new, user=caller.user, idempotency_key=key)
+
+
+def _check_driver(driver: str) -> None:
+    """Refuse any other driver: the target's actor imports it by its name."""
+    if driver != DRIVER:
+        raise UsageError(f"{driver!r} is not a driver of sweeps")

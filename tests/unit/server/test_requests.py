@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import zstandard
@@ -29,7 +29,10 @@ from rayjobs.core.errors import (
 )
 from rayjobs.jobs.records import Job, MetricPoint, ModelDraft, ModelFile
 from rayjobs.models import uploaded
+from rayjobs.remote import operations
 from rayjobs.remote import workspace as remote_workspace
+from rayjobs.remote.operations import OPERATIONS
+from rayjobs.server import app
 from rayjobs.server.running import Listening, serve
 from rayjobs.snapshots import blob_key
 from rayjobs.spec.model import JobSpec
@@ -467,6 +470,11 @@ def test_reports_are_paged_by_the_store(served: Served) -> None:
         query["cursor"] = answer["next"]
     assert found == ids
     assert served.client().store.queue_history() == store.queue_history()
+
+
+def test_each_submission_is_checked() -> None:
+    submitted = {operations.hints_of(one.method)["new"] for one in OPERATIONS if one.user == "new"}
+    assert submitted == set(get_args(app.Submission))
 
 
 def test_only_the_sweep_driver_is_accepted(served: Served) -> None:
