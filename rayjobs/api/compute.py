@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from rayjobs.workspace.azure import AzureSettings, ComputeRecord
 
 if TYPE_CHECKING:
     from rayjobs.api.workspace import Workspace
+    from rayjobs.target.answers import NodeStatus
 
 PRIORITIES = ("dedicated", "lowpriority")
 DEFAULT_SIZE = "STANDARD_NC6"  # the size of an AmlCompute for which the program names none
@@ -211,7 +212,7 @@ class ComputeTarget:
     def get_status(self) -> AmlComputeStatus:
         """Return the number of nodes that its target has, and the requested numbers."""
         self.refresh_state()
-        return AmlComputeStatus(self._record, nodes=_nodes_of(self.target))
+        return AmlComputeStatus(self._record, nodes=len(_nodes_of(self.target)))
 
     def serialize(self) -> dict[str, Any]:
         """Return everything as plain data."""
@@ -387,23 +388,30 @@ class AmlCompute(ComputeTarget):
 
     def list_nodes(self) -> list[dict[str, Any]]:
         """Return the nodes that its target currently has."""
-        from rayjobs.target.targets import capacity_of
-
-        if not _nodes_of(self.target):
-            return []
         return [
             {"nodeId": f"{self.target}-{number}", "nodeState": "idle", "cpus": node.cpus}
-            for number, node in enumerate(capacity_of(self.target).nodes)
+            for number, node in enumerate(_nodes_of(self.target))
         ]
 
-    def get_active_runs(self, **filters: Any) -> Iterator[Any]:
-        """Yield the workspace's unfinished runs on its target, newest first."""
-        from rayjobs.api.experiment import Experiment
-        from rayjobs.api.kinds import run_of
+    def get_active_runs(
+        self,
+        type: str | None = None,
+        tags: Any = None,
+        properties: Any = None,
+        status: str | None = None,
+    ) -> Iterator[Any]:
+        """Yield the workspace's unfinished runs on its target, newest first.
 
-        for job in self.workspace.store.jobs():
-            if job.target == self.target and not job.state.is_final:
-                yield run_of(Experiment(self.workspace, job.experiment), job)
+        Args:
+            type: See `Experiment.get_runs`, also for `tags` and `properties`.
+            status: ``Running`` or ``Queued``; None means both.
+
+        Raises:
+            UsageError: `status` is not one of these.
+        """
+        from rayjobs.api.run import JobRun
+
+        return JobRun.list_by_compute(self, type, tags, properties, status)
 
 
 class AmlComputeProvisioningConfiguration:
@@ -581,12 +589,17 @@ def _is_target(name: str) -> bool:
     return name in known_names()
 
 
-def _nodes_of(target: str) -> int:
-    from rayjobs.target.targets import capacity_of, target_status
+def _nodes_of(target: str) -> Sequence[NodeStatus]:
+    """Return the living nodes on which a target runs jobs; its limits count others that may start.
 
-    if target_status(target).state != "running":
-        return 0
-    return sum(node.count for node in capacity_of(target).nodes)
+    None of them is a head without CPUs and GPUs, which runs no jobs.
+    """
+    from rayjobs.target.targets import target_status
+
+    view = target_status(target)
+    if view.state != "running":
+        return ()
+    return [node for node in view.nodes if node.cpus + node.gpus > 0]
 
 
 def _check_counts(min_nodes: Any, max_nodes: Any, idle_seconds: Any) -> None:

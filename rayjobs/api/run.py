@@ -93,7 +93,7 @@ class JobRun(LoggingRun):
         properties: Any = None,
         status: str | None = None,
     ) -> Iterator[JobRun]:
-        """Yield the unfinished runs of a compute target, newest first.
+        """Yield the unfinished runs on the target of a compute target, newest first.
 
         Args:
             compute: A compute target with a ``workspace`` and a ``name``.
@@ -115,9 +115,9 @@ class JobRun(LoggingRun):
             )
         wanted = RunFilter.of(type, tags, properties, status)
         unfinished = [state for state in JobState if not state.is_final]
-        for job in compute.workspace.store.jobs(
-            JobFilter(target=str(compute.name), states=unfinished)
-        ):
+        # A compute target may run its jobs on a target of another name.
+        target = str(getattr(compute, "target", compute.name))
+        for job in compute.workspace.store.jobs(JobFilter(target=target, states=unfinished)):
             if wanted.accepts(job):
                 yield run_of(Experiment(compute.workspace, job.experiment), job)
 

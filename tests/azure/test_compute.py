@@ -13,12 +13,18 @@ from rayjobs.api.compute import AmlCompute, ComputeTarget, ComputeUsageError
 from rayjobs.api.configs import PyTorchConfiguration, RunConfiguration, ScriptRunConfig
 from rayjobs.api.estimators import PyTorch
 from rayjobs.api.experiment import Experiment
+from rayjobs.api.run import JobRun
 from rayjobs.api.vm_sizes import vm_size
 from rayjobs.api.workspace import Workspace
 from rayjobs.azureml import mapping
 from rayjobs.azureml.program import become_azure_program
 from rayjobs.core.errors import CannotBePlacedError, NotFoundError, UsageError
 from rayjobs.injob.azureml.exceptions import ComputeTargetException
+from rayjobs.policy.capacity import Capacity, NodeShape
+from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
+from rayjobs.target import targets
+from rayjobs.target.answers import NodeStatus
 from rayjobs.workspace.azure import AzureSettings
 
 
@@ -83,6 +89,43 @@ def test_a_mapping_binds_a_name_to_a_target(workspace: Workspace, tmp_path: Path
     assert mapping.change(workspace.opened, [], ["cpu"]).targets == {}
     with pytest.raises(UsageError, match="NAME=TARGET"):
         mapping.change(workspace.opened, ["cpu"], [])
+
+
+def test_runs_of_a_mapped_compute_are_those_of_its_target(workspace: Workspace) -> None:
+    mapping.change(workspace.opened, ["cpu=local"], [])
+    jobs = {}
+    for target, tags in (("local", {"keep": "1"}), ("local", {}), ("other", {"keep": "1"})):
+        spec = JobSpec(script="a.py", target=target, tags=tags)
+        new = NewJob(spec=spec, experiment="e", snapshot=None, user="ada")
+        job, _ = workspace.store.submit(new)
+        jobs[job.id] = (target, tags)
+    first, second, _ = jobs
+    found = ComputeTarget(workspace, "cpu")
+    assert isinstance(found, AmlCompute)
+    assert [one.id for one in JobRun.list_by_compute(found)] == [second, first]
+    assert [one.id for one in found.get_active_runs()] == [second, first]
+    assert [one.id for one in found.get_active_runs(tags={"keep": "1"})] == [first]
+    assert list(found.get_active_runs(type="hyperdrive")) == []
+    assert list(found.get_active_runs(status="Running")) == []
+    with pytest.raises(UsageError, match="'Running' or 'Queued'"):
+        list(found.get_active_runs(status="Finished"))
+
+
+def test_a_compute_has_the_living_nodes_of_its_target(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapping.change(workspace.opened, ["cpu=local"], [])
+    found = ComputeTarget(workspace, "cpu")
+    assert isinstance(found, AmlCompute)
+    assert found.list_nodes() == []
+    # The cluster may start more nodes than live; its head runs no jobs.
+    nodes = (NodeStatus(node_id="head"), *(NodeStatus(node_id=one, cpus=4.0) for one in "ab"))
+    view = targets.TargetView(name="local", kind="attached", state="running", nodes=nodes)
+    monkeypatch.setattr(targets, "target_status", lambda name: view)
+    limit = Capacity(nodes=(NodeShape(4.0, count=8),), max_nodes=8)
+    monkeypatch.setattr(targets, "capacity_of", lambda name: limit)
+    assert [one["nodeId"] for one in found.list_nodes()] == ["local-0", "local-1"]
+    assert found.get_status().current_node_count == 2
 
 
 @pytest.mark.parametrize(
