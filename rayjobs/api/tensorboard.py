@@ -163,6 +163,7 @@ class Server:
                 self.url = match[0]
                 break
         else:
+            self.stop()
             raise UsageError(f"TensorBoard did not start: {''.join(lines[-3:]).strip()}")
         # Read its later output, so that the pipe does not fill up.
         threading.Thread(target=self._drain, daemon=True).start()

@@ -27,6 +27,7 @@ from rayjobs.core.errors import UsageError
 from rayjobs.injob.lazy_dataclass import dataclass
 
 TIMED = ("time", "timeit")
+PYTHON_CELLS = (*TIMED, "capture", "prun")  # the cell magics whose body is Python
 # Magics that only affect the display.
 _DISPLAY = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload", "pylab", "precision")
 _INSTALLS = (("pip", "install"), ("pip3", "install"), ("conda", "install"), ("conda", "env"))
@@ -216,7 +217,7 @@ def _cell_magic(head: str, body: str, names: dict[str, Any], name: str) -> bool:
     """
     words = shlex.split(head)
     magic, options = words[0] if words else "", words[1:]
-    if magic in (*TIMED, "capture", "prun"):
+    if magic in PYTHON_CELLS:
         return True
     if magic in ("writefile", "file"):
         append = "-a" in options or "--append" in options
@@ -350,7 +351,7 @@ def cells_as_python(path: Path) -> Iterator[tuple[Cell, str]]:
     for cell in code_cells(path):
         first, _, rest = cell.source.lstrip().partition("\n")
         if first.startswith("%%"):
-            if first[2:].split()[:1] and first[2:].split()[0] in ("time", "timeit", "capture"):
+            if first[2:].split()[:1] and first[2:].split()[0] in PYTHON_CELLS:
                 yield cell, "\n" + python_of(rest)
             continue
         yield cell, python_of(cell.source)

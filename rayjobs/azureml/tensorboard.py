@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rayjobs.api.tensorboard import Server
 from rayjobs.core.errors import UsageError
 
 _EVENTS = "events.out.tfevents"
@@ -45,13 +44,13 @@ class Tensorboard:
         self._root = None if local_root is None else Path(local_root)
         self._temporary: str | None = None
         self._port = port
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: Server | None = None
 
     def start(self, start_browser: bool = False) -> str:
         """Fetch the event files and start the server; return its address.
 
         Raises:
-            UsageError: TensorBoard is not installed here.
+            UsageError: TensorBoard is not installed here, or does not start.
         """
         _check_installed()
         root = self._root
@@ -64,15 +63,13 @@ class Tensorboard:
                     target = root / folder / name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     run.download_file(name, str(target))
-        command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(root)]
-        self._server = subprocess.Popen(
-            [*command, "--port", str(self._port)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        address = f"http://localhost:{self._port}/"
-        print(address)  # noqa: T201 - as Azure ML's does
-        return address
+        try:
+            self._server = Server(root, self._port)
+        except UsageError:
+            self.stop()  # removes the temporary folder
+            raise
+        print(self._server.url)  # noqa: T201 - as Azure ML's does
+        return self._server.url
 
     def _folders(self) -> list[str]:
         """Return the name under which TensorBoard shows each run."""
@@ -87,8 +84,7 @@ class Tensorboard:
     def stop(self) -> None:
         """Stop the server, and remove the temporary folder if there is one."""
         if self._server is not None:
-            self._server.terminate()
-            self._server.wait()
+            self._server.stop()
             self._server = None
         if self._temporary is not None:
             shutil.rmtree(self._temporary)

@@ -75,6 +75,7 @@ def test_cells_of_notebooks_and_the_scripts_they_write(tmp_path: Path) -> None:
         ("code", " from azureml.core import Workspace\n ws = Workspace.from_config()"),
         ("code", "%%writefile train.py\nfrom azureml.core.run import Run\nRun.get_context().log"),
         ("code", "??ws\n!echo azureml \\\n  more\nws.name"),
+        ("code", "%%prun\nws.location"),
     ]
     notebook = tmp_path / "n.ipynb"
     notebook.write_text(
@@ -85,6 +86,7 @@ def test_cells_of_notebooks_and_the_scripts_they_write(tmp_path: Path) -> None:
         ("azureml.core.Workspace", 3, 1),
         ("Workspace.from_config", 3, 2),
         ("Workspace.name", 5, 4),
+        ("Workspace.location", 6, 2),
         ("azureml.core.run.Run", 4, 2),
         ("Run.get_context", 4, 3),
         ("Run.log", 4, 3),

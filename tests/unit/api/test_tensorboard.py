@@ -9,12 +9,15 @@ import shutil
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from tensorboardX import SummaryWriter
 
 from rayjobs import Workspace
 from rayjobs.api.tensorboard import EventFiles, Tensorboard, export_to_tensorboard
+from rayjobs.azureml import tensorboard as azureml_tensorboard
+from rayjobs.core.errors import UsageError
 from rayjobs.jobs.hosts import HostRecord
 from tests.unit.cli.conftest import Terminal, terminal
 from tests.unit.models.conftest import Runs
@@ -122,6 +125,26 @@ def test_runs_are_served(runs: Runs) -> None:
         address = f"{url}/data/plugin/scalars/tags"
         with urllib.request.urlopen(address, timeout=100) as answer:
             assert answer.status == 200 and isinstance(json.load(answer), dict)
+    finally:
+        board.stop()
+
+
+@pytest.mark.long
+def test_azure_ml_tensorboard_answers_once_its_address_is_printed(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    run = runs.workspace.get_run(write_events(runs))
+    board = azureml_tensorboard.Tensorboard([run], port=0)
+    try:
+        url = board.start()
+        assert capsys.readouterr().out == f"{url}\n"
+        with urllib.request.urlopen(f"{url}data/plugin/scalars/tags", timeout=100) as answer:
+            assert answer.status == 200
+        taken = azureml_tensorboard.Tensorboard([run], port=urlsplit(url).port or 0)
+        with pytest.raises(UsageError, match="TensorBoard did not start"):
+            taken.start()
+        assert taken._temporary is None
     finally:
         board.stop()
 
