@@ -196,7 +196,7 @@ def _model_versions(store: Store) -> Candidates:
         yield f"{one.name}:{one.version}", ""
     for one in known:
         for alias in one.aliases:
-            yield f"{one.name}:{alias}", f"version {one.version}"
+            yield f"{one.name}@{alias}", f"version {one.version}"
 
 
 def _aliases(store: Store) -> Candidates:

@@ -16,7 +16,6 @@ COMMANDS: Mapping[str, str] = {
     "start": "rayjobs submit SCRIPT (or `rayjobs target start`)",
     "launch": "rayjobs submit SCRIPT",
     "sbatch": "rayjobs submit SCRIPT",
-    "exec": "rayjobs submit --command TEXT",
     "attach": "rayjobs logs -f JOB",
     "tail": "rayjobs logs -f JOB",
     "follow": "rayjobs logs -f JOB",

@@ -120,7 +120,7 @@ def _rows(found: list[Figures]) -> list[tuple[str, ...]]:
         ("longest wait", *(duration_text(one.max_wait_s) for one in found)),
         ("highest priority, mean", *(duration_text(one.top_wait_s) for one in found)),
         ("makespan", *(duration_text(one.makespan_s) for one in found)),
-        ("utilisation", *(f"{100 * one.utilisation:.1f} %" for one in found)),
+        ("utilization", *(f"{100 * one.utilisation:.1f} %" for one in found)),
         ("was preempted", *(str(one.preemptions) for one in found)),
         ("work done twice", *(duration_text(one.lost_s) for one in found)),
     ]

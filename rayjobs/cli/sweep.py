@@ -449,6 +449,8 @@ def cancel(settings: Settings, sweep_ids: tuple[str, ...]) -> None:
                 continue
             if before.state.is_final:
                 click.echo(f"{one} has already ended ({before.state})")
+            elif state.is_final:
+                click.echo(f"{one}: {state}")
             else:
                 click.echo(f"{one}: cancel requested (still {state})")
     if settings.as_json:

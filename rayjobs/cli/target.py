@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import facts, print_json, table
-from rayjobs.cli.params import Duration, ParamType
+from rayjobs.cli.params import Duration, Names
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.cli.target_limits import limit_options, limits, set_limits
 from rayjobs.cli.target_secrets import secret
@@ -35,20 +34,13 @@ _COLOURS = {
 }
 
 
-class TargetName(ParamType):
+class TargetName(Names):
     """A target's name; completes existing ones."""
 
     name = "target"
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Return names that begin with `incomplete`."""
-        from rayjobs.core.paths import home
-        from rayjobs.target.record import all_targets
-
-        names = [record.name for record in all_targets(home=home())]
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    def __init__(self) -> None:
+        super().__init__("targets")
 
 
 NAME = click.argument("name", default="local", metavar="[NAME]", type=TargetName())

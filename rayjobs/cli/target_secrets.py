@@ -38,7 +38,12 @@ class SecretName(ParamType):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Return names that begin with `incomplete`."""
-        names = _secrets(ctx.params.get("target_name")).all()
+        from rayjobs.core.errors import RayjobsError
+
+        try:
+            names = _secrets(ctx.params.get("target_name")).all()
+        except (RayjobsError, OSError):
+            return []  # an error would garble the shell's prompt
         return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 

@@ -256,7 +256,6 @@ BASES_OF_ONE = {
     "rayjobs.api.compute.ComputeTarget": "of Azure ML: programs create it by a target's name",
     "rayjobs.api.environment.Environment": "of Azure ML: programs create it",
     "rayjobs.api.estimators.Estimator": "of Azure ML: programs create it",
-    "rayjobs.cli.params.Names": "the type of parameters that do not name a job",
     "rayjobs.injob.logging_run.Run": "of Azure ML: programs call Run(…) and Run.get_context()",
     "rayjobs.injob.rank_stack.RankStack": "what a host sends; the target adds the node",
     "rayjobs.injob.run_calls.RunRecord": "an answer of its own; another one adds details",

@@ -16,6 +16,7 @@ from rayjobs.cli.main import main
 from rayjobs.cli.params import FileName, Names
 from rayjobs.core.paths import TargetPaths, home
 from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.models import registry
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobFilter, NewSweep
 from tests.unit.cli.conftest import Queue, leaves
@@ -197,6 +198,29 @@ def test_completion_imports_neither_ray_nor_torch(filled: Queue) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False
     )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_unreadable_names_of_targets_and_secrets_are_not_offered(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert offered_for("target secret rm --target none ") == []
+
+    def refuse(*, home: Path) -> list[str]:
+        raise PermissionError(home)
+
+    monkeypatch.setattr("rayjobs.target.record.all_targets", refuse)
+    assert offered_for("target start ") == []
+
+
+def test_aliases_of_models_are_offered_as_they_are_looked_up(filled: Queue) -> None:
+    store = filled.workspace.store
+    weights = filled.workspace.path.parent / "digits.pt"
+    weights.write_bytes(b"weights")
+    registry.register_path(filled.workspace, name="digits", path=weights)
+    store.set_model_alias("digits", "live", 1)
+    offered = offered_for("images score --model digits")
+    assert offered == ["digits", "digits:1", "digits@live"]
+    assert [registry.find(store, text).version for text in offered] == [1, 1, 1]
 
 
 def test_without_a_workspace_nothing_is_offered(own_home: Path) -> None:

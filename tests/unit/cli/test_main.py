@@ -12,6 +12,7 @@ import click
 import pytest
 
 from rayjobs.cli import reporting
+from rayjobs.cli.guesses import COMMANDS
 from rayjobs.cli.main import ALIASES, SECTIONS, main
 from rayjobs.cli.reporting import causes, invoke
 from rayjobs.cli.settings import Settings, common_options
@@ -60,6 +61,10 @@ def test_every_alias_leads_to_a_command() -> None:
     context = click.Context(main)
     for alias, name in ALIASES.items():
         assert main.get_command(context, alias) is main.get_command(context, name)
+
+
+def test_no_command_has_a_name_that_stands_for_another() -> None:
+    assert not {*COMMANDS} & {*main.list_commands(click.Context(main)), *ALIASES}
 
 
 def test_the_version_is_the_packages(terminal: Terminal) -> None:

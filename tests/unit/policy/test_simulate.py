@@ -146,7 +146,7 @@ def test_the_command_prints_the_policies_side_by_side() -> None:
     done = run("mixed")
     assert done.exit_code == 0
     assert all(name in done.stdout for name in NAMES)
-    assert "utilisation" in done.stdout
+    assert "utilization" in done.stdout
     printed = run("mixed", "--json", "--policy", "backfill", "--nodes", "8")
     result = json.loads(printed.stdout)
     assert result["pool"] == {"nodes": 8, "gpus": 8.0, "cpus": 64.0}

@@ -15,8 +15,8 @@ from rayjobs.cli.main import run
 from rayjobs.core.errors import UsageError
 from rayjobs.core.paths import home
 from rayjobs.jobs.states import JobState
-from rayjobs.spec.model import JobSpec
-from rayjobs.store.requests import JobFilter, NewJob
+from rayjobs.spec.model import Dependency, JobSpec
+from rayjobs.store.requests import JobFilter, NewJob, NewPipeline, NewStep
 from rayjobs.target import starting, stop_record
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.tuning.goal import PrimaryMetricGoal
@@ -258,6 +258,33 @@ def test_cancel_requests_once_and_reports_a_finished_sweep(world: World, call: C
     assert "none-such" in err
     code, out, _ = call("cancel", sweep, sweep)
     assert (code, out) == (0, f"{sweep} has already ended (Canceled)\n")
+
+
+def test_cancel_reports_a_sweep_that_ends_at_once(world: World, call: Call) -> None:
+    base = JobSpec(name="search", script="t.py")
+    before = NewStep(number=0, name="prepare", job="prepare_1_0000000a", spec=base)
+    step = NewStep(
+        number=1,
+        name="search",
+        job="search_1_0000000b",
+        spec=JobSpec(name="search", script="t.py", depends_on=(Dependency(job=before.job),)),
+        after=("prepare",),
+        driver="m:f",
+        sweep={},
+    )
+    world.workspace.store.put_pipeline(
+        NewPipeline(
+            name="p",
+            base=base,
+            definition={},
+            parameters={},
+            steps=(before, step),
+            experiment="p",
+            user="ada",
+        )
+    )
+    code, out, _ = call("cancel", step.job)
+    assert (code, out) == (0, f"{step.job}: Canceled\n")
 
 
 @pytest.mark.long
