@@ -54,7 +54,6 @@ _OF_PIP: Mapping[str, str] = {
     "pytorch": "torch",
     "pytorch-cpu": "torch",
     "pytorch-gpu": "torch",
-    "pytorch-lightning": "pytorch-lightning",
     "tensorflow-base": "tensorflow",
     "opencv": "opencv-python-headless",
     "py-opencv": "opencv-python-headless",
@@ -63,8 +62,6 @@ _OF_PIP: Mapping[str, str] = {
     "py-lightgbm": "lightgbm",
     "msgpack-python": "msgpack",
     "pytables": "tables",
-    "python-dateutil": "python-dateutil",
-    "faiss-cpu": "faiss-cpu",
     "tensorboardx": "tensorboardX",
 }
 _OF_ONE_TORCH = "it is built for one release of torch"
