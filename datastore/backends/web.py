@@ -229,16 +229,14 @@ class WebBackend:
             running, size = hashlib.sha256(), 0
             try:
                 with self._patience.reading(int(length or 0)), partial.open("wb") as out:
-                    while chunk := answer.read(CHUNK_BYTES):
+                    while chunk := self._next(path, answer, size):
                         running.update(chunk)
                         out.write(chunk)
                         size += len(chunk)
                         count(len(chunk))
-            except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            except DatastoreUnavailable:
                 count(-size)
-                raise DatastoreUnavailable(
-                    f"{self._url(path)} broke off after {size} bytes ({error})."
-                ) from error
+                raise
             except OSError as error:
                 raise TransferFailed(f"cannot write {partial}: {error.strerror}.") from error
             if length is not None and size != int(length):
@@ -255,6 +253,15 @@ class WebBackend:
         partial.replace(self._object(found.digest))
         write_atomic(index, json.dumps(asdict(found)).encode())
         return found
+
+    def _next(self, path: str, answer: http.client.HTTPResponse, done: int) -> bytes:
+        """Return the next bytes of a response after `done` ones; b"" at its end."""
+        try:
+            return answer.read(CHUNK_BYTES)
+        except (http.client.HTTPException, OSError) as error:
+            raise DatastoreUnavailable(
+                f"{self._url(path)} broke off after {done} bytes ({error})."
+            ) from error
 
     @contextlib.contextmanager
     def _open(self, path: str, headers: dict[str, str]) -> Iterator[Any]:
@@ -281,7 +288,7 @@ class WebBackend:
         except TimeoutError as error:
             limit = duration_text(self._timeout_s)
             raise DatastoreUnavailable(f"{url} gave no answer within {limit}.") from error
-        except (http.client.HTTPException, ConnectionError) as error:
+        except (http.client.HTTPException, OSError) as error:
             raise DatastoreUnavailable(f"{url} cannot be read: {error!r}.") from error
 
     @staticmethod

@@ -6,6 +6,9 @@ retries in `WebBackend._bring`.
 
 from __future__ import annotations
 
+import errno
+import http.client
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +17,7 @@ import pytest
 from rayjobs.datastore.backends.base import StoredFile
 from rayjobs.datastore.backends.web import WebBackend
 from rayjobs.datastore.digests import digest_of
-from rayjobs.datastore.errors import DataChanged, DatastoreUnavailable
+from rayjobs.datastore.errors import DataChanged, DatastoreUnavailable, TransferFailed
 from tests.unit.datastore.web_server import WebServer
 
 CONTENT = b"0123456789" * 1000
@@ -38,6 +41,34 @@ def test_transient_fault_is_retried(server: WebServer, backend: WebBackend, faul
     file = backend.stat("a")
     assert file is not None and file.digest == digest_of(CONTENT)
     assert len(server.statuses("/a")) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ssl.SSLError(1, "bad record mac"), OSError(errno.EHOSTUNREACH, "No route to host")],
+    ids=["tls", "network"],
+)
+def test_a_connection_that_fails_while_it_is_read_is_retried(
+    server: WebServer, backend: WebBackend, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    read, errors = http.client.HTTPResponse.read, [error]
+
+    def failing_once(answer: http.client.HTTPResponse, size: int | None = None) -> bytes:
+        if errors:
+            raise errors.pop()
+        return read(answer, size)
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read", failing_once)
+    file = backend.stat("a")
+    assert file is not None and file.digest == digest_of(CONTENT)
+    assert len(server.statuses("/a")) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_named(backend: WebBackend, tmp_path: Path) -> None:
+    partial = tmp_path / "web" / "partial" / backend._index("a").stem
+    partial.mkdir(parents=True)
+    with pytest.raises(TransferFailed, match=f"cannot write {partial}: Is a directory"):
+        backend.stat("a")
 
 
 def test_repeatedly_interrupted_file_is_never_considered_complete(
