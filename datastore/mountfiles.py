@@ -112,7 +112,7 @@ class MountFolder:
         (self.folder / "users" / token).unlink(missing_ok=True)
 
     def users(self) -> list[str]:
-        """Return the users whose process is alive; remove the others."""
+        """Return the users whose process is alive, or cannot be determined; remove the others."""
         living = []
         try:
             files = sorted((self.folder / "users").glob("[!.]*"))
@@ -121,7 +121,10 @@ class MountFolder:
         for file in files:
             try:
                 owner = Identity.from_json(json.loads(file.read_text()))
-            except (OSError, ValueError):
+            except (FileNotFoundError, ValueError):
+                continue
+            except OSError:  # such as too many open files: the process may well be alive
+                living.append(file.name)
                 continue
             if is_alive(owner):
                 living.append(file.name)

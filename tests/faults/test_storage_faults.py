@@ -14,7 +14,7 @@ import pytest
 
 from rayjobs import datastore
 from rayjobs.core.files import locked
-from rayjobs.datastore import DataInput, Datastore, MemoryCatalogue
+from rayjobs.datastore import DataInput, Datastore, MemoryCatalogue, mounts
 from rayjobs.datastore.backends.s3 import DIGEST_FIELD, S3Backend
 from rayjobs.datastore.cache import NodeCache
 from rayjobs.datastore.errors import (
@@ -27,7 +27,7 @@ from rayjobs.datastore.inputs import resolve_input
 from rayjobs.datastore.manifest import FileEntry
 from rayjobs.datastore.materialise import materialise, mounts_root, release, start_node, trouble
 from rayjobs.datastore.mountfiles import MountFolder, MountRecord, is_mounted
-from rayjobs.injob.identity import identity_of, is_alive
+from rayjobs.injob.identity import identity_of, is_alive, own_identity
 from tests.storage.node import node_folder, wait_for
 from tests.storage.proxy import Proxy
 from tests.storage.server import BUCKET, S3Server, s3_server
@@ -322,6 +322,24 @@ def test_killed_keeper_does_not_unmount(source: DataInput, node: Path, tmp_path:
     assert (Path(done.path) / "file").read_bytes() == CONTENT
     release(done)
     assert not is_mounted(Path(done.mount_folder) / "files")
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
+def test_a_mount_whose_user_cannot_be_read_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    folder = MountFolder(tmp_path / "mounts" / "key" / "g1")
+    (folder.folder / "users").mkdir(parents=True)
+    folder.add_user("token", own_identity())
+
+    def refused(path: Path, *_arguments: object) -> str:
+        raise OSError(error, os.strerror(error), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", refused)
+        assert folder.users() == ["token"]
+        assert mounts.reap(tmp_path / "mounts") == []
+    assert folder.users() == ["token"]
 
 
 @pytest.mark.parametrize("server_too", [True, False])
