@@ -207,6 +207,7 @@ class NodeCache:
         partial = self.root / "partial" / secrets.token_hex(12)
         need = partial.with_suffix(".need")
         claim = self._reserve(entry.size, need)
+        reserved = entry.size
         wanted = StoredFile(entry.key, entry.size, entry.etag, entry.digest)
         try:
             digest = _fetch_verified(backend, wanted, partial, count)
@@ -220,15 +221,18 @@ class NodeCache:
             path = self._object(digest)
             path.parent.mkdir(exist_ok=True)
             if self._is_sound(path, digest):
-                self._unreserve(entry.size)  # the same bytes are cached under another name
+                self._unreserve(reserved)  # the same bytes are cached under another name
+                reserved = 0
             else:
                 partial.replace(path)
+                reserved = 0  # the object takes the space
                 write_atomic(path.with_name(path.name + ".seal"), json.dumps(_look_of(path)))
             if not entry.digest:
                 write_atomic(self.root / "index" / identity, digest)
             return Cached(path, digest, entry.size, fetched=True)
         except BaseException as error:
-            self._unreserve(entry.size)
+            if reserved:
+                self._unreserve(reserved)
             if isinstance(error, OSError):
                 raise CacheFull(
                     f"cannot write to the cache at {self.root}: {error.strerror or error}."

@@ -95,6 +95,17 @@ def test_the_same_bytes_are_kept_once(server: Server, tmp_path: Path) -> None:
     assert cache.used_bytes() == 4
 
 
+def test_a_repeated_fetch_that_fails_at_its_index_frees_its_space_once(
+    server: Server, tmp_path: Path
+) -> None:
+    cache = NodeCache(tmp_path)
+    cache.ensure(server.entry("a", b"same"), server)
+    (tmp_path / "index").rmdir()
+    with pytest.raises(CacheFull, match="cannot write to the cache"):
+        cache.ensure(server.entry("b", b"same", known=False), server)
+    assert int((tmp_path / "usage").read_text()) == cache.used_bytes() == 4
+
+
 def test_a_new_version_is_another_file(server: Server, tmp_path: Path) -> None:
     cache = cache_at(tmp_path)
     old = server.entry("a", b"old", known=False)
