@@ -1,8 +1,8 @@
 """Azure's storage by name: maps registrations of Azure ML to available storage.
 
-A registration resolves, in this order, to a folder or S3 bucket already registered under the name,
-to a folder that a mapping names for the storage's address, or to the real storage, which requires
-the package adlfs.
+A registration resolves, in this order, to other storage already registered under the name, to a
+folder that a mapping names for the storage's address, or to the real storage, which requires the
+package adlfs.
 
 Source: Azure ML SDK v1, `azureml.core.Datastore.register_azure_blob_container` and its siblings.
 """
@@ -26,6 +26,7 @@ from rayjobs.injob.url_map import map_url
 log = logging.getLogger("rayjobs.datastore")
 
 SUFFIX = "core.windows.net"
+AZURE_PROTOCOLS = ("abfs", "abfss", "az")
 BLOB, FILES, LAKE, LAKE_GEN1 = "blob", "file", "dfs", "azuredatalakestore"
 
 
@@ -59,8 +60,9 @@ def record_of(
         known = catalogue.datastore(name)
     except DatastoreNotFound:
         known = None
-    if known is not None and known.kind in ("local", "s3"):
-        where = known.settings.get("root") or f"s3://{known.settings.get('bucket')}"
+    if known is not None and _is_replacement(known):
+        where = known.settings.get("root") or known.settings.get("url")
+        where = where or f"s3://{known.settings.get('bucket')}"
         log.warning("datastore %s (%s) is %s here", name, url, where)
         return known
     folder = map_url(url)
@@ -86,6 +88,13 @@ def record_of(
         f"{url} cannot be used as datastore {name!r}. Register its replacement once: "
         f"`rayjobs datastore add {name} FOLDER` (or s3://BUCKET/PREFIX){real}."
     )
+
+
+def _is_replacement(known: DatastoreRecord) -> bool:
+    if known.kind == "fsspec":
+        # An address of Azure is the real storage: this registration may bring a new key for it.
+        return known.settings.get("url", "").partition("://")[0] not in AZURE_PROTOCOLS
+    return known.kind in ("local", "s3")
 
 
 def _url(kind: str, account: str, container: str, suffix: str) -> str:

@@ -47,6 +47,14 @@ def test_datastore_of_the_name_is_used(catalogue: MemoryCatalogue, tmp_path: Pat
     assert store.record.settings == {"root": str(tmp_path)}
 
 
+def test_storage_of_fsspec_under_the_name_is_used(
+    catalogue: MemoryCatalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_adlfs(monkeypatch)
+    Datastore.register_fsspec(catalogue, "mydata", "memory://digits", skip_validation=True)
+    assert register(catalogue).record.settings["url"] == "memory://digits"
+
+
 def test_mapped_address_is_used(
     catalogue: MemoryCatalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
