@@ -6,6 +6,7 @@ Source: Azure ML SDK v1, `azureml.data.abstract_dataset`.
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from rayjobs.datastore.sources import Source, record_for, resolve
 from rayjobs.datastore.stores import HasCatalogue, addresses_of, catalogue_of
 from rayjobs.injob.lazy_dataclass import dataclass
 
+log = logging.getLogger("rayjobs.datastore")
 _MODES = ("direct", "mount", "download")
 FIRST_INPUT = "input_1"
 """The name of a job's first input without a name."""
@@ -45,6 +47,23 @@ class FromFactory:
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
         return getattr(AbstractDataset.factory, self._name)
+
+
+def _warn_of_unset(newest: DatasetRecord, draft: DatasetRecord) -> None:
+    """Say which facts of a new registration the registered version does not have."""
+    unset = []
+    if draft.description not in ("", newest.description):
+        unset.append("description")
+    if not draft.tags.items() <= newest.tags.items():
+        unset.append("tags")
+    if unset:
+        log.warning(
+            "dataset %s:%d has exactly these files, so its %s stay as they are; "
+            "`add_tags` adds tags to it",
+            newest.name,
+            newest.version,
+            " and ".join(unset),
+        )
 
 
 @with_absent("Dataset")
@@ -256,6 +275,7 @@ class AbstractDataset(ABC):
             # It is registered, as requested.
             if create_new_version and not dict(tags or {}).items() <= newest.tags.items():
                 newest = catalogue.set_dataset_tags(newest.id, {**newest.tags, **(tags or {})})
+            _warn_of_unset(newest, draft)
             return self._again(manifest, registered=newest).kept_in(catalogue)
         kept = catalogue.add_dataset(draft, create_new_version=create_new_version)
         return self._again(manifest, registered=kept).kept_in(catalogue)

@@ -132,7 +132,9 @@ def test_parts(pets: FileDataset) -> None:
         pets.take(-1)
 
 
-def test_versions(pets: FileDataset, catalogue: MemoryCatalogue, store: Datastore) -> None:
+def test_versions(
+    pets: FileDataset, catalogue: MemoryCatalogue, caplog: pytest.LogCaptureFixture
+) -> None:
     first = pets.register(catalogue, "pets", description="small", tags={"kind": "toy"})
     assert (first.name, first.version, first.description) == ("pets", 1, "small")
     assert first.tags == {"kind": "toy"}
@@ -141,6 +143,12 @@ def test_versions(pets: FileDataset, catalogue: MemoryCatalogue, store: Datastor
         pets.take(4).register(catalogue, "pets")
     same = pets.register(catalogue, "pets", tags={"seen": "twice"}, create_new_version=True)
     assert (same.version, same.tags) == (1, {"kind": "toy", "seen": "twice"})
+    assert not caplog.messages
+    same = pets.register(catalogue, "pets", description="large", tags={"seen": "often"})
+    assert (same.version, same.description) == (1, "small")
+    assert same.tags == {"kind": "toy", "seen": "twice"}
+    (warning,) = caplog.messages
+    assert "pets:1 has exactly these files, so its description and tags stay as they are" in warning
     fewer = pets.take(4).register(catalogue, "pets", create_new_version=True)
     assert fewer.version == 2
     assert len(Dataset.get_by_name(catalogue, "pets").manifest) == 4
