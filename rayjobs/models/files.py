@@ -70,10 +70,10 @@ def choose(store: Store, blobs: BlobStore, job: Job, path: str) -> ChosenFiles:
         below = _without_checkpoints(below, found)
     sound = [one for one in below if _is_sound(one, job, whole)]
     left_out = [one.name for one in below if one not in sound]
-    if not sound or (left_out and name.startswith(CHECKPOINTS)):
+    if not sound or (left_out and _is_of_checkpoint(name)):
         why = (
             "is a checkpoint that was cut short"
-            if left_out[0].startswith(CHECKPOINTS)
+            if _is_of_checkpoint(left_out[0])
             else f"was left by an earlier attempt than {job.attempt}, the one that completed"
         )
         raise UsageError(f"{left_out[0]!r} of run {job.id} {why}: it may be incomplete")
@@ -113,7 +113,12 @@ def _full_name(stored: Sequence[StoredFile], path: str) -> str | None:
 
 
 def _is_of_checkpoint(name: str) -> bool:
-    return _OF_NODE.sub("", name).startswith(CHECKPOINTS)
+    return _on_its_node(name).startswith(CHECKPOINTS)
+
+
+def _on_its_node(name: str) -> str:
+    """Return a file's name on the node that published it."""
+    return _OF_NODE.sub("", name)
 
 
 def _without_checkpoints(
@@ -132,7 +137,7 @@ def _without_checkpoints(
 
 
 def _is_sound(one: StoredFile, job: Job, whole: set[str]) -> bool:
-    if one.name.startswith(CHECKPOINTS + "step-"):
+    if _on_its_node(one.name).startswith(CHECKPOINTS + "step-"):
         return one.name in whole
     return one.attempt == job.attempt
 

@@ -144,6 +144,28 @@ def test_a_torn_checkpoint(runs: Runs) -> None:
     assert sorted(one.name for one in whole.record.files) == ["manifest.json", "model.pt"]
 
 
+def test_a_checkpoint_of_a_second_node_of_an_earlier_attempt(runs: Runs) -> None:
+    job = runs.begin()
+    runs.save(job, 1)
+    runs.publish(job, node=1)
+    runs.save(job, 2)
+    runs.publish(job, only=1, node=1)  # the first name: the manifest of step 1 again
+    runs.retry(job)
+    runs.write(job, checkpoints___notes__txt=b"x")
+    runs.end(job)
+    folder = "node-1/outputs/checkpoints"
+    for path in (f"{folder}/step-000000000001", folder):
+        model = models.register(runs.workspace, name="m", run=job.id, path=path)
+        names = [one.name.rpartition("/")[2] for one in model.record.files]
+        assert sorted(names) == ["manifest.json", "model.pt"]
+    blobs, files = runs.workspace.opened.blobs, runs.workspace.store.files(job.id)
+    (weights,) = [one for one in files if one.name.endswith("model.pt")]
+    blobs.delete(weights.blob)
+    with pytest.raises(UsageError, match="is a checkpoint that was cut short"):
+        path = f"{folder}/step-000000000001"
+        models.register(runs.workspace, name="m", run=job.id, path=path)
+
+
 def test_run_without_lineage_or_unknown_run_is_refused(runs: Runs) -> None:
     job = runs.begin(snapshot=None)
     runs.write(job, model__pt=b"w")

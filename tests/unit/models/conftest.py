@@ -89,12 +89,12 @@ class Runs:
             ],
         )
 
-    def publish(self, job: Job, *, only: int | None = None) -> None:
-        """Publish the newest attempt's files."""
+    def publish(self, job: Job, *, only: int | None = None, node: int = 0) -> None:
+        """Publish the newest attempt's files as those of a node."""
         store = self.workspace.store
         number = store.job(job.id).attempt
         publisher = Publisher(
-            on_node(self.paths(job).root, attempt=number),
+            on_node(self.paths(job).root, attempt=number, node=node),
             blobs=self.workspace.opened.blobs,
             publish=lambda files: store.publish_files(
                 job.id, attempt=number, files=list(files)[:only]
