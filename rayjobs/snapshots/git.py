@@ -438,16 +438,19 @@ def _read(own: Path, shared: Path) -> tuple[str, str, str, str]:
     if (shared / "reftable").is_dir():
         return "", "", remote, "the repository keeps its references in a form not read here"
     if not _HEX.fullmatch(commit):
-        has_any = not name or (shared / "refs" / "heads").is_dir()
-        why = "the repository has no commit yet" if has_any else "the repository is damaged"
-        return "", branch, remote, why
+        is_new = bool(name) and not commit and (shared / "refs" / "heads").is_dir()
+        damage = "the repository is damaged: its HEAD leads to no commit"
+        return "", branch, remote, "the repository has no commit yet" if is_new else damage
     return commit, branch, remote, ""
 
 
-def _ref(shared: Path, name: str) -> str:
-    if ".." in name.split("/"):
+def _ref(shared: Path, name: str, links: int = 5) -> str:
+    """Return the commit that a reference leads to, or what it has instead; "" if it is absent."""
+    if ".." in name.split("/") or not links:
         return ""
     found = _text(shared / name).strip()
+    if found.startswith("ref:"):  # another name of a branch
+        return _ref(shared, found[4:].strip(), links - 1)
     if found:
         return found
     for line in _text(shared / "packed-refs", 64 * _SMALL_BYTES).splitlines():

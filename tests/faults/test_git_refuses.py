@@ -180,6 +180,12 @@ def test_git_head_that_is_a_fifo_or_link_loop_does_not_hang(source: Path) -> Non
     assert "no HEAD" in look(source).why
 
 
+@pytest.mark.parametrize("place", ["HEAD", "refs/heads/main"])
+def test_a_reference_that_is_no_commit_is_damage(source: Path, place: str) -> None:
+    (source / ".git" / place).write_text("not a commit\n")
+    assert look(source).why == "the repository is damaged: its HEAD leads to no commit"
+
+
 def test_a_repository_without_a_commit(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("1\n")

@@ -176,6 +176,9 @@ def test_a_detached_head_a_worktree_and_packed_references(source: Path, tmp_path
     found = look(tmp_path / "tree")
     assert (found.commit, found.branch) == (commit, "topic/x")
     assert found.remote == "https://example.com/team/x.git"
+    call(source, "symbolic-ref", "refs/heads/alias", "refs/heads/main")
+    call(source, "symbolic-ref", "HEAD", "refs/heads/alias")
+    assert (look(source).commit, look(source).branch) == (commit, "alias")
     call(source, "checkout", "-q", "--detach")
     assert (look(source).commit, look(source).branch) == (commit, "")
 
