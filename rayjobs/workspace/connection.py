@@ -411,20 +411,24 @@ class Connection:
         """
         since_s = time.monotonic()
         while True:
-            lost: UnreachableError | None = None
+            lost: UnreachableError
             try:
                 for record in self.lines(path, kind, query=query()):
                     since_s = time.monotonic()
                     if isinstance(record, StreamEnd):
                         return
                     yield record
+                lost = UnreachableError(
+                    f"{path} of {self.address} ends before any data arrives; look at the log of "
+                    f"the server, and of a proxy in front of it"
+                )
             except (OSError, ValueError, http.client.HTTPException) as error:
                 lost = UnreachableError(
                     f"{path} of {self.address} breaks off before any data arrives: {error}"
                 )
             except (errors.StoreUnreachableError, errors.StoreBusyError) as error:
                 lost = error
-            if lost is not None and time.monotonic() - since_s > AWAY_S:
+            if time.monotonic() - since_s > AWAY_S:
                 raise lost
             yield None
             time.sleep(AGAIN_S)

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -262,6 +263,17 @@ def test_a_stream_record_that_cannot_be_read_ends_the_stream_at_once(
         assert next(records) == messages.LogPiece(1, b"x")
         with pytest.raises(UnreachableError, match="to GET /v1/jobs/j/log-stream cannot be read"):
             next(records)
+
+
+def test_a_stream_that_always_ends_without_data_is_given_up(
+    answers: Callable[[bytes], Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "AWAY_S", 0.05)
+    monkeypatch.setattr(connection, "AGAIN_S", 0.01)
+    with closing(answers(b"")) as client:
+        records = islice(client.stream("/v1/jobs/j/log-stream", messages.LogPiece, dict), 100)
+        with pytest.raises(UnreachableError, match="ends before any data arrives"):
+            assert set(records) == {None}
 
 
 def test_a_forwarded_answer_is_read_by_the_class_of_its_operation(
