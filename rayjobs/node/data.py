@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable, Inval
 from rayjobs.datastore.progress import Progress, ProgressCallback, line_of
 from rayjobs.datastore.protection import NONE as NO_PROTECTION
 from rayjobs.datastore.protection import Protection
-from rayjobs.injob import record_files
+from rayjobs.injob import open_files, record_files
 from rayjobs.injob.data_file import AttemptInput, HeldInput
 from rayjobs.injob.identity import Identity, own_identity
 from rayjobs.injob.plan import Bind
@@ -315,7 +315,7 @@ class NodeData:
         """Return the facts that show whether an attempt failed because of its data."""
         from rayjobs.datastore.materialise import trouble
 
-        refused = data_record.read(AttemptPaths(root).data).refused
+        refused = self._refused(root)
         paths, mounted, troubles = [], [], []
         read_only: dict[str, tuple[str, ...]] = {}
         for held in self._held(root):
@@ -443,6 +443,17 @@ class NodeData:
             for path, read_only in sorted(found.items())
             if not Path(path).is_relative_to(on.root)
         )
+
+    @staticmethod
+    def _refused(root: Path) -> Mapping[str, str]:
+        """Return why outputs are never stored, by name; empty if the job damaged the record."""
+        try:
+            return data_record.read(AttemptPaths(root).data).refused
+        except (OSError, ValueError) as error:
+            if open_files.is_exhausted(error):
+                raise  # it can be read later
+            log.warning("the refused outputs of %s are unknown: %s", root, error)
+            return {}
 
     @staticmethod
     def _held(root: Path) -> list[Materialised]:

@@ -24,6 +24,7 @@ from rayjobs.datastore.progress import Progress, ProgressCallback
 from rayjobs.injob import open_files
 from rayjobs.injob.data_file import AttemptOutput, DataFile, OutputDestination
 from rayjobs.injob.lazy_dataclass import dataclass
+from rayjobs.injob.record_files import UnusableFileError
 from rayjobs.node import data_record
 from rayjobs.node.data_record import DataRecord
 from rayjobs.node.folder_datastores import LOCAL, Reaches, check_folders
@@ -64,6 +65,16 @@ class OutputProblem:
             f"output {name}: {data_record.sentence_of(error)}",
             isinstance(error, DatastoreUnavailable),
             open_files.is_exhausted(error),
+        )
+
+    @classmethod
+    def of_record(cls, path: Path, error: Exception) -> OutputProblem:
+        """Return the problem of a record that does not say what the outputs are."""
+        is_unusable = isinstance(error, UnusableFileError)
+        why = str(error) if is_unusable else data_record.sentence_of(error)
+        return cls(
+            f"the list of the job's outputs, {path}, cannot be read: {why}.",
+            is_out_of_files=open_files.is_exhausted(error),
         )
 
 
@@ -245,12 +256,15 @@ class Outputs:
         """Store what the script wrote; return the problems that may be temporary. Repeatable.
 
         An output that can never be stored, because its path has other files, is "refused" in the
-        record.
+        record. If the job has damaged the record, that is the only problem.
         """
         from rayjobs.datastore.outputs import DataOutput
 
         path = AttemptPaths(root).data
-        record = DataRecord(path, data_record.read(path))
+        try:
+            record = DataRecord(path, data_record.read(path))
+        except (OSError, ValueError) as error:
+            return [OutputProblem.of_record(path, error)]
         problems = []
         for name, entry in record.file.outputs.items():
             if name in record.file.stored or name in record.file.refused:

@@ -172,6 +172,27 @@ def test_no_record_blocks_its_collection(attempt: Attempt, record: str, harm: st
         assert RECORDS[record] in message or "the file has a hole there" in message
 
 
+def garbage(path: Path) -> None:
+    path.write_text("{")
+
+
+@pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.FAILED])
+@pytest.mark.parametrize("harm", [*HARMS.values(), garbage])
+def test_damaged_list_of_outputs_is_named_and_the_other_files_are_stored(
+    attempt: Attempt, harm: Callable[[Path], object], outcome: Outcome
+) -> None:
+    exit_record.write(str(attempt.paths.root), replace(ENDED, job=attempt.job.id, outcome=outcome))
+    harm(attempt.paths.data)
+    found = attempt.collect()
+    problems = [f"the list of the job's outputs, {attempt.paths.data}, cannot be read: "]
+    assert [one[: len(problems[0])] for one in found.problems] == (
+        problems if outcome is Outcome.COMPLETED else []
+    )
+    assert found.data is not None and found.data.refused == ()
+    assert attempt.stored()["outputs/x"] == b"x"
+    assert attempt.paths.stored.exists() == (outcome is not Outcome.COMPLETED)
+
+
 @pytest.mark.parametrize("folder", ["metrics", "models", "log"])
 def test_record_folder_of_another_type_is_named(
     attempt: Attempt, folder: str, tmp_path: Path
