@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import inspect
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +24,10 @@ from rayjobs.core.errors import NotFoundError, RayjobsError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import AttemptPaths
+from rayjobs.datastore.catalogue import Catalogue
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.injob import run_calls
-from rayjobs.injob.messages import MessageError
+from rayjobs.injob.azureml.exceptions import UserErrorException
 from rayjobs.injob.metrics_file import METRIC_KINDS, stored_value
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.record_files import parse_json
@@ -50,6 +52,7 @@ from rayjobs.results.logs import Logs, is_log, real_name
 from rayjobs.results.metrics import lowest_rank
 from rayjobs.snapshots.unpack import require_digest
 from rayjobs.snapshots.zipped import write_zip
+from rayjobs.store.base import Store
 from rayjobs.store.pipelines import KIND as PIPELINE
 from rayjobs.store.requests import JobChanges, JobFilter, NewJob, NewRun
 from rayjobs.workspace.blobs import Blob
@@ -58,6 +61,9 @@ from rayjobs.workspace.folder import OpenWorkspace
 log = logging.getLogger(__name__)
 
 Record = TypeVar("Record", bound=RunRecord)
+Read = TypeVar("Read")
+
+PARTS: Mapping[str, type] = {"store": Store, "catalogue": Catalogue}
 
 READS: Mapping[str, frozenset[str]] = {
     "store": frozenset(
@@ -131,12 +137,12 @@ class RunCalls:
     def _answering(
         kind: type[Request[Value]], work: Callable[[Any], Value]
     ) -> tuple[str, Callable[[object], object]]:
-        return kind.NAME, lambda request: work(kind.from_json(request))
+        return kind.NAME, lambda request: work(_readable(lambda: kind.from_json(request)))
 
     def answer(self, line: bytes) -> RunAnswer:
-        """Execute the call on one line; returns errors as answers. Blocks."""
+        """Execute the call on one line; returns errors that a call may have as answers. Blocks."""
         try:
-            call = RunCall.from_json(parse_json(line))
+            call = _readable(lambda: RunCall.from_json(parse_json(line)))
             self._require(call.token)
             method = self._methods.get(call.name)
             if method is None:
@@ -147,8 +153,8 @@ class RunCalls:
             return RunAnswer(method(call.asked))
         except (RayjobsError, DatastoreError) as error:
             return RunAnswer(None, str(error), type(error).__name__)
-        except (MessageError, values.ValueFormError, TypeError, ValueError) as error:
-            return RunAnswer(None, f"the call cannot be read: {error}", "UsageError")
+        except UserErrorException as error:
+            return RunAnswer(None, str(error), "UsageError")
         except OSError as error:
             return RunAnswer(None, f"the call failed: {error}", "StoreError")
 
@@ -234,7 +240,7 @@ class RunCalls:
     def _end(self, request: run_calls.End) -> str:
         found = self._own(request.run, child=True)
         store = self._open().store
-        outcome = Outcome(request.outcome)
+        outcome = _readable(lambda: Outcome(request.outcome))
         if found.kind == PIPELINE:
             if outcome is not Outcome.CANCELED:
                 raise UsageError("a pipeline run ends with its last step; cancel() ends it earlier")
@@ -313,6 +319,10 @@ class RunCalls:
         job = self._own(request.run, child=True)
         opened = self._open()
         names = [clean_name(name) for name in request.names]
+        if len(names) != len(request.files):
+            raise UsageError(
+                f"{len(names)} names for {len(request.files)} files; give one name per file"
+            )
         known = {one.name: one.digest for one in opened.store.files(job.id)}
         now = SystemClock().now()
         files = []
@@ -406,12 +416,7 @@ class RunCalls:
         return folder.name
 
     def _method(self, request: run_calls.Method) -> object:
-        args = cast(Sequence[Any], values.decode(request.args))
-        kwargs = cast(Mapping[str, Any], values.decode(request.kwargs))
-        opened = self._open()
         part, method = request.part, request.method
-        if part == "store":
-            args = self._checked(method, args)
         if method not in READS.get(part, frozenset()) | REGISTERS.get(part, frozenset()) and not (
             part == "store" and method in OF_CHILDREN | {"update", "start_run", "submit"}
         ):
@@ -419,9 +424,13 @@ class RunCalls:
                 f"a script may not call {part}.{method}: it can only read its workspace, log to "
                 f"its own run and register; for anything else, use a handle outside the job"
             )
+        given = _readable(lambda: _bound(PARTS[part], request))
+        args: Sequence[Any] = given.args[1:]  # without `self`
+        if part == "store":
+            args = self._checked(method, args)
+        opened = self._open()
         target = opened.catalogue if part == "catalogue" else opened.store
-        result = getattr(target, method)
-        return values.encode(result(*args, **kwargs) if callable(result) else result)
+        return values.encode(getattr(target, method)(*args, **given.kwargs))
 
     def _checked(self, method: str, args: Sequence[Any]) -> Sequence[Any]:
         """Return the arguments of a call that changes runs, after a check of its rights."""
@@ -484,6 +493,25 @@ class RunCalls:
     def _has_blob(self, request: run_calls.HasBlob) -> int | None:
         blobs = self._open().blobs
         return blobs.size(request.key) if blobs.exists(request.key) else None
+
+
+def _readable(read: Callable[[], Read]) -> Read:
+    """Return what `read` returns; it only reads the call, so its errors are the script's.
+
+    Raises:
+        UsageError: the call cannot be read.
+    """
+    try:
+        return read()
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the call cannot be read: {error}") from error
+
+
+def _bound(part: type, request: run_calls.Method) -> inspect.BoundArguments:
+    """Return the arguments of a method's call; those given by name are in their position."""
+    args = cast(Sequence[Any], values.decode(request.args))
+    kwargs = cast(Mapping[str, Any], values.decode(request.kwargs))
+    return inspect.signature(getattr(part, request.method)).bind(None, *args, **kwargs)
 
 
 def _record_of(kind: type[Record], job: Job, **more: Any) -> Record:

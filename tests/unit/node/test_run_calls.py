@@ -25,6 +25,7 @@ from rayjobs.injob import run_calls
 from rayjobs.injob.attempt_runs import ChildRun
 from rayjobs.injob.attempt_workspace import RunWorkspace
 from rayjobs.injob.channel import Channel, ChannelError
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.run_calls import RunAnswer
 from rayjobs.injob.run_token import TOKEN_VARIABLE
 from rayjobs.jobs.records import StoredFile
@@ -39,6 +40,7 @@ from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.snapshots import blob_key
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobFilter, NewJob
+from rayjobs.store.sql import SqlStore
 from rayjobs.submit.submitting import Checked, pack_source
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 from tests.contract.store_contract import bring
@@ -455,8 +457,6 @@ def test_a_token_ends_with_its_attempt(scene: Scene, agent: Agent) -> None:
 
 
 def test_token_of_a_retried_attempt_is_refused(scene: Scene, agent: Agent) -> None:
-    from rayjobs.injob.outcomes import Outcome
-
     channel = scene.channel()
     channel.call(run_calls.Details(scene.job))
     scene.opened.store.requeue(
@@ -523,6 +523,56 @@ def test_access_to_other_runs_is_refused(scene: Scene, agent: Agent) -> None:
     assert scene.opened.store.job(other.id).tags == {}
 
 
+def test_an_error_of_the_agent_is_not_blamed_on_the_script(
+    scene: Scene,
+    agent: Agent,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a bug")
+
+    channel = scene.channel()
+    monkeypatch.setattr(SqlStore, "files", fail)
+    for request in (run_calls.Files(scene.job), method("store", "files", scene.job)):
+        caplog.clear()
+        assert refused(channel, request) == "SystemError: ValueError: a bug"
+        assert "a call of a script failed" in caplog.text and "a bug" in caplog.text
+
+
+def test_a_call_that_cannot_be_read_is_a_usage_error(scene: Scene, agent: Agent) -> None:
+    channel = scene.channel()
+    channel.call(run_calls.Start("child_1_00000001", scene.job))
+    for request in (
+        run_calls.Method("store", "job", {"$": "Popen", "of": {}}, []),
+        run_calls.Method("store", "job", 3, 3),
+        method("store", "job"),
+        method("store", "job", scene.job, named={"later": 1}),
+        method("store", "end_run"),
+        run_calls.End("child_1_00000001", "exploded"),
+    ):
+        assert "UsageError: the call cannot be read: " in refused(channel, request), request
+    for keep in (
+        run_calls.Keep("child_1_00000001", ("a", "b"), ("c",)),
+        run_calls.Keep("child_1_00000001", ("../a",), ("c",)),
+    ):
+        text = refused(channel, keep)
+        assert "UsageError" in text and ("give one name per" in text or "relative one" in text)
+
+
+def test_arguments_of_a_call_may_be_named(scene: Scene, agent: Agent) -> None:
+    channel = scene.channel()
+    other, _ = scene.opened.store.submit(
+        NewJob(spec=JobSpec(script="a.py"), experiment="else", snapshot=None, user="eve")
+    )
+    cancel = method("store", "request_cancel", named={"job_id": other.id, "by": "me"})
+    assert "not a run of this job" in refused(channel, cancel)
+    assert scene.opened.store.job(other.id).cancel_requested_at is None
+    channel.call(run_calls.Start("child_1_00000001", scene.job))
+    channel.call(method("store", "request_cancel", named={"job_id": "child_1_00000001"}))
+    assert scene.opened.store.job("child_1_00000001").state is S.CANCELED
+
+
 STEP = """
 from rayjobs.injob.run import Run
 run = Run.get_context()
@@ -566,8 +616,11 @@ def test_a_step_reaches_the_run_of_its_pipeline(
         run_calls.End(other.id, "canceled"),
     ):
         assert "not a run of this job" in refused(channel, request)
-    for name in ("end_run", "set_run_snapshot"):
-        assert f"may not call store.{name}" in refused(channel, method("store", name, run.id))
+    for asked in (
+        method("store", "end_run", run.id, named={"outcome": Outcome.COMPLETED}),
+        method("store", "set_run_snapshot", run.id, "sha256:" + "0" * 64),
+    ):
+        assert f"may not call store.{asked.method}" in refused(channel, asked)
 
 
 def test_a_snapshot_is_never_replaced(scene: Scene, agent: Agent) -> None:
@@ -646,10 +699,12 @@ def test_a_server_ends_when_its_workspace_was_moved() -> None:
     asyncio.run(main())
 
 
-def method(part: str, name: str, *args: Any) -> run_calls.Method:
+def method(
+    part: str, name: str, *args: Any, named: dict[str, Any] | None = None
+) -> run_calls.Method:
     from rayjobs.protocol import values
 
-    return run_calls.Method(part, name, values.encode(list(args)), values.encode({}))
+    return run_calls.Method(part, name, values.encode(list(args)), values.encode(named or {}))
 
 
 def test_foreign_job_is_readable_but_not_writable(scene: Scene, agent: Agent) -> None:
