@@ -88,9 +88,8 @@ target.add_command(secret)
 @click.option(
     "--lease",
     type=Duration(),
-    default="90s",
     metavar="TIME",
-    help="After this time, jobs of an unreachable node are retried elsewhere (90s or more).",
+    help="After this time, jobs of an unreachable node are retried elsewhere (90s or more) [90s].",
 )
 @click.option(
     "--cluster",
@@ -101,9 +100,8 @@ target.add_command(secret)
 @click.option(
     "--start-timeout",
     type=Duration(),
-    default="20m",
     metavar="TIME",
-    help="How long a job waits for nodes to start before it tries again.",
+    help="How long a job waits for nodes to start before it tries again [20m].",
 )
 @limit_options
 @json_option
@@ -115,13 +113,16 @@ def create(
     name: str,
     address: str | None,
     token_file: str | None,
-    lease: float,
+    lease: float | None,
     cluster: str | None,
-    start_timeout: float,
+    start_timeout: float | None,
     without_token: bool,
     **given: Any,
 ) -> None:
-    """Attach a running Ray cluster, by default only one that requires a token."""
+    """Attach a running Ray cluster, by default only one that requires a token.
+
+    Repeated for an attached one, it changes the settings that are given.
+    """
     from rayjobs.target.targets import create_target
 
     record = create_target(

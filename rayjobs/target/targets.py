@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGUSR1
 from typing import ClassVar
@@ -35,7 +36,6 @@ from rayjobs.target.local_head import LOCAL
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.record import (
     LEASE_S,
-    START_TIMEOUT_S,
     TargetRecord,
     all_targets,
     check_name,
@@ -96,23 +96,26 @@ def create_target(
     *,
     address: str | None = None,
     token_file: Path | str | None = None,
-    lease_s: float = LEASE_S,
+    lease_s: float | None = None,
     cluster: Path | str | None = None,
-    start_timeout_s: float = START_TIMEOUT_S,
+    start_timeout_s: float | None = None,
     without_token: bool = False,
     home: Path | None = None,
 ) -> TargetRecord:
-    """Attach a running Ray cluster as a target, or replace the settings of an attached one.
+    """Attach a running Ray cluster as a target, or change the settings of an attached one.
 
-    The address and the token file of a target that exists cannot be changed.
+    The address and the token file of a target that exists cannot be changed; it keeps each setting
+    that is not given.
 
     Args:
         address: `host:port` of the cluster's GCS. None or "local" is the local head, which
             exists without being created.
         token_file: The cluster's token, in a file that only its owner can read.
-        lease_s: Seconds after which a job on an unreachable node is tried elsewhere.
+        lease_s: Seconds after which a job on an unreachable node is tried elsewhere; 90 for a new
+            target.
         cluster: The configuration file of `ray up`: the target may start its node types.
-        start_timeout_s: How many seconds a job waits for nodes to start before it tries again.
+        start_timeout_s: How many seconds a job waits for nodes to start before it tries again;
+            1200 for a new target.
         without_token: Accept a cluster that requires no token: anyone who reaches it can run code
             on it, as the user who started it, and read what its jobs read.
 
@@ -145,38 +148,52 @@ def create_target(
             f"refused, since anyone who can reach it can run code on it; {WITHOUT_TOKEN} "
             f"accepts that."
         )
-    if not LEASE_S <= lease_s < float("inf"):
-        raise UsageError(
-            f"a lease of {duration_text(lease_s)} is too short: a target actor that is "
-            "restarted, or a "
-            f"slow network, would end healthy jobs. Give {duration_text(LEASE_S)} or more."
-        )
-    if not 0 < start_timeout_s < float("inf"):
-        raise UsageError(
-            f"nodes cannot start within {duration_text(start_timeout_s)}; give more than 0."
-        )
-    types = None if cluster is None else read_cluster_file(Path(cluster).expanduser())
     path = None if token_file is None else Path(token_file).expanduser().absolute()
+    record = TargetRecord(
+        name,
+        address=address,
+        token_file=None if path is None else str(path),
+        without_token=without_token,
+        lease_s=LEASE_S,
+    )
+    known = {found.name: found for found in all_targets(home=at)}.get(name, record)
+    if (known.address, known.token_file) != (record.address, record.token_file):
+        raise UsageError(f"target {name!r} exists with address {known.address}; remove it first.")
+    changed = _with_settings(known, lease_s, cluster, start_timeout_s)
     token = None if path is None else read_token(path)
     reach.check_reachable(name, address)  # gRPC would wait three times as long
     if without_token:
         check_without_token(address)
     else:
         check_token(address, token)
-    token_text = None if path is None else str(path)
-    record = TargetRecord(
-        name,
-        address=address,
-        token_file=token_text,
-        without_token=without_token,
-        lease_s=lease_s,
-        node_types=types,
-        start_timeout_s=start_timeout_s,
-    )
-    known = {found.name: found for found in all_targets(home=at)}.get(name)
-    if known is not None and (known.address, known.token_file) != (address, token_text):
-        raise UsageError(f"target {name!r} exists with address {known.address}; remove it first.")
-    save_target(record, home=at)
+    save_target(changed, home=at)
+    return changed
+
+
+def _with_settings(
+    record: TargetRecord,
+    lease_s: float | None,
+    cluster: Path | str | None,
+    start_timeout_s: float | None,
+) -> TargetRecord:
+    """Return a target with the given settings, which are checked; None leaves one unchanged."""
+    if lease_s is not None:
+        if not LEASE_S <= lease_s < float("inf"):
+            raise UsageError(
+                f"a lease of {duration_text(lease_s)} is too short: a target actor that is "
+                "restarted, or a slow network, would end healthy jobs. Give "
+                f"{duration_text(LEASE_S)} or more."
+            )
+        record = replace(record, lease_s=lease_s)
+    if start_timeout_s is not None:
+        if not 0 < start_timeout_s < float("inf"):
+            raise UsageError(
+                f"nodes cannot start within {duration_text(start_timeout_s)}; give more than 0."
+            )
+        record = replace(record, start_timeout_s=start_timeout_s)
+    if cluster is not None:
+        types = read_cluster_file(Path(cluster).expanduser())
+        record = replace(record, node_types=types)
     return record
 
 

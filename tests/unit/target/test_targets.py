@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from rayjobs.target import (
 from rayjobs.target.answers import TargetAnswer
 from rayjobs.target.condition import Standing
 from rayjobs.target.machine import LocalSettings
-from rayjobs.target.record import LEASE_S, TargetRecord, load_target
+from rayjobs.target.record import LEASE_S, START_TIMEOUT_S, TargetRecord, load_target
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.target.token_check import check_token
@@ -120,6 +121,36 @@ def test_only_a_cluster_that_requires_its_token_becomes_a_target(
     token_file.write_text("0" * 64)
     with pytest.raises(UsageError, match="rejected this token"):
         targets.create_target("other", address=address, token_file=token_file, home=home)
+
+
+def test_a_target_keeps_the_settings_that_are_not_given_again(
+    cluster: tuple[str, str | None],
+    home: Path,
+    token_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address, wanted = cluster
+    monkeypatch.setenv("RAYJOBS_HOME", str(home))
+    access = ["--token-file", str(token_file)]
+    if wanted is None:
+        access = ["--cluster-without-token-anyone-can-run-code"]
+
+    def create(*settings: str) -> TargetRecord:
+        arguments = ["target", "create", "pool", "--address", address, *access, *settings]
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, done.output
+        return load_target("pool", home=home)
+
+    file = tmp_path / "cluster.yaml"
+    gpu = {"resources": {"CPU": 8, "GPU": 1}, "labels": {"ray.io/node-group": "gpu"}}
+    file.write_text(json.dumps({"max_workers": 2, "available_node_types": {"gpu": gpu}}))
+    first = create("--lease", "2m", "--start-timeout", "5m", "--cluster", str(file))
+    assert (first.lease_s, first.start_timeout_s) == (120.0, 300.0)
+    assert first.node_types is not None
+    assert create() == first
+    assert create("--lease", "3m") == replace(first, lease_s=180.0)
+    assert create("--start-timeout", "20m").start_timeout_s == START_TIMEOUT_S
 
 
 def test_a_cluster_without_a_token_needs_the_flag_and_is_shown_as_such(
