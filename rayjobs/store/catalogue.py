@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rayjobs.core.clock import Clock, to_text
 from rayjobs.datastore.catalogue import (
@@ -24,8 +25,10 @@ from rayjobs.datastore.catalogue import (
 from rayjobs.datastore.digests import digest_of
 from rayjobs.datastore.errors import DatasetInUse, DatasetNotFound, DatastoreUsedByJobs
 from rayjobs.store import references
-from rayjobs.store.connection import Database
 from rayjobs.store.rows import time_of, to_json
+
+if TYPE_CHECKING:
+    from rayjobs.store.database import StoreDatabase
 
 DEFAULT_KEY = "default_datastore"
 
@@ -70,7 +73,7 @@ class StoreCatalogue:
     read or written.
     """
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: StoreDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self._root = Path()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.clock import Clock, to_text
 from rayjobs.core.errors import NotFoundError
 from rayjobs.jobs.cancellation import Cancellation
 from rayjobs.jobs.events import CancelRequested, StateChanged
 from rayjobs.jobs.states import JobState
-from rayjobs.store.connection import Database
 from rayjobs.store.rows import event_of, to_json
 from rayjobs.store.transitions import INSERT_EVENT
+
+if TYPE_CHECKING:
+    from rayjobs.store.database import StoreDatabase
 
 # The newest request to end a job while it was running.
 CANCELED_BY = """
@@ -25,7 +27,7 @@ LAST_SUBMIT = "SELECT submitted_at FROM jobs ORDER BY serial DESC LIMIT 1"
 class Part:
     """Base of the store's parts."""
 
-    _database: Database
+    _database: StoreDatabase
     _clock: Clock
 
     def _now(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING
 
 from rayjobs.core.clock import Clock, SystemClock
 from rayjobs.core.errors import UsageError
@@ -26,6 +26,9 @@ from rayjobs.store.runs import RunsPart
 from rayjobs.store.serving import ServingPart
 from rayjobs.store.sweeps import SweepsPart
 from rayjobs.store.waiting import WaitingPart
+
+if TYPE_CHECKING:
+    from rayjobs.store.database import StoreDatabase
 
 BUSY_TIMEOUT_S = 10.0
 OWN = """
@@ -121,18 +124,16 @@ class SqlStore(
         self._database.close()
 
 
-def _database(url_or_path: str | Path, busy_timeout_s: float, *, create: bool) -> Database:
+def _database(url_or_path: str | Path, busy_timeout_s: float, *, create: bool) -> StoreDatabase:
     if isinstance(url_or_path, str) and "://" in url_or_path:
         from rayjobs.store import postgres_address
 
         if postgres_address.is_url(url_or_path):
             from rayjobs.store import postgres
 
-            # It has the same methods as `Database`; a common base class would only add a file.
-            opened = postgres.PostgresDatabase(
+            return postgres.PostgresDatabase(
                 url_or_path, busy_timeout_s=busy_timeout_s, create=create
             )
-            return cast(Database, opened)
     return Database(_path_of(url_or_path), busy_timeout_s=busy_timeout_s)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.engine.attempt import settling
 from rayjobs.jobs.states import JobState
 from tests.fakes.world import World, play
 
@@ -13,7 +14,11 @@ LEASE_S = 3600.0
 
 
 @pytest.mark.long
-def test_other_jobs_start_while_the_lease_of_a_lost_node_expires(tmp_path: Path) -> None:
+def test_other_jobs_start_while_the_lease_of_a_lost_node_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "ANSWER_S", 600.0)  # nothing else ends the wait
+
     async def scene(here: World) -> None:
         lost = here.submit()
         await here.launched(lost)
