@@ -36,6 +36,9 @@ def test_the_defaults_are_those_of_azure_ml() -> None:
         ("random_seed", 1.5),
         ("patience", "three"),
         ("print_frequency", 0),
+        ("epochs", "1.5e0"),
+        ("epochs", "inf"),
+        ("epochs", True),
     ],
 )
 def test_a_value_out_of_range_names_parameter_value_and_range(name: str, value: object) -> None:
@@ -51,6 +54,14 @@ def test_ranges_include_their_ends() -> None:
     assert checked("epochs", "1") == 1
     assert checked("learning_rate", 5e-300) == 5e-300
     assert checked("random_seed", "-12345678901234567890") == -12345678901234567890
+
+
+@pytest.mark.parametrize(
+    ("value", "whole"), [("1e1", 10), ("1.5e1", 15), ("7.0", 7), (3.0, 3), (1e22, 10**22)]
+)
+def test_a_whole_number_may_have_an_exponent_or_a_point(value: object, whole: int) -> None:
+    found = checked("epochs", value)
+    assert (found, type(found)) == (whole, int)
 
 
 def test_submit_reports_all_problems_together() -> None:

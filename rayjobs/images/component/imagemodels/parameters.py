@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from .errors import ParameterOutOfRangeError
@@ -72,17 +73,21 @@ def checked(name: str, value: Any) -> Any:
     """
     parameter = BY_NAME[name]
     try:
-        number = float(value)
-        is_right = math.isfinite(number) and (parameter.kind is float or number == int(number))
-    except (TypeError, ValueError, OverflowError):
+        number: float = float(value)
+        is_right = math.isfinite(number)
+        if is_right and parameter.kind is int:
+            # Not through float, which cannot represent all whole numbers.
+            exact = Decimal(str(value))
+            number = int(exact)
+            is_right = number == exact
+    except (TypeError, ValueError, ArithmeticError):
         is_right = False
     if not is_right or (parameter.lowest is not None and number < parameter.lowest):
         raise ParameterOutOfRangeError(
             f"{name} is {value!r}; it must be {parameter.range_text} ({parameter.option} "
             f"{parameter.default:g} is the default)"
         )
-    # Not through float, which cannot represent all whole numbers.
-    return int(str(value).partition(".")[0]) if parameter.kind is int else number
+    return number
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
