@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from rayjobs.images.component.imagemodels import loading
 from rayjobs.images.component.imagemodels.cache import ImageCache
 from rayjobs.images.component.imagemodels.directory import ImageDirectory, open_labeled
 from rayjobs.images.component.imagemodels.loading import Loader, make_plan
@@ -99,6 +100,22 @@ def test_plan_is_measured_and_explains_itself(images: ImageDirectory) -> None:
     assert plan.decoded_gib == pytest.approx(36 * 16 * 20 * 3 / 2**30)
     assert make_plan(images, HOW, cache="none").cache == "none"
     assert make_plan(images, HOW, is_fixed=True).cache == "fitted"
+
+
+@pytest.mark.parametrize(
+    ("slow_read", "reason"),
+    [
+        (0.0, "neither decoded nor encoded images fit into half of the free disk"),
+        (1.0, "decoded images do not fit, and files are read about as fast as a cache"),
+    ],
+)
+def test_a_plan_without_a_cache_says_why(
+    images: ImageDirectory, monkeypatch: pytest.MonkeyPatch, slow_read: float, reason: str
+) -> None:
+    monkeypatch.setattr(loading, "DISK_SHARE", 0.0)
+    monkeypatch.setattr(loading, "SLOW_READ", slow_read)
+    plan = make_plan(images, HOW)
+    assert (plan.cache, plan.reason) == ("none", reason)
 
 
 def test_constant_pixels_are_cached_in_network_format(

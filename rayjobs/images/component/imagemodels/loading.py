@@ -119,9 +119,11 @@ def _chosen_cache(
 ) -> tuple[str, str]:
     if decoded <= free:
         return "decoded", "all decoded images fit into half of the free disk"
-    if encoded <= free and read_s > SLOW_READ * (read_s + decode_s):
+    if read_s <= SLOW_READ * (read_s + decode_s):
+        return "none", "decoded images do not fit, and files are read about as fast as a cache"
+    if encoded <= free:
         return "encoded", "decoded images do not fit, and reading takes a large part of the time"
-    return "none", "decoded images do not fit, and files are read about as fast as a cache"
+    return "none", "neither decoded nor encoded images fit into half of the free disk"
 
 
 class Loader:
