@@ -49,6 +49,41 @@ def test_every_source_gives_the_same(kind: str, photos: Path, tmp_path: Path) ->
     assert sorted(Path(name).name for name in written["unreadable"]) == ["broken.jpg", "empty.png"]
 
 
+def test_damaged_members_of_a_zip_are_left_out(data: Path, tmp_path: Path) -> None:
+    image = (data / "val" / "red" / "0.png").read_bytes()
+    source = tmp_path / "a.zip"
+    with zipfile.ZipFile(source, "w") as archive:
+        for name in ("0", "1", "2"):
+            archive.writestr(f"red/{name}.png", image)
+        start = archive.getinfo("red/1.png").header_offset
+    content = bytearray(source.read_bytes())
+    content[start + 200] ^= 0xFF
+    source.write_bytes(content)
+    done = convert(str(source), str(tmp_path / "out"))
+    assert done.training == 2
+    assert list(done.unreadable) == ["red/1.png"]
+    assert "cannot be read from the archive (Bad CRC-32" in done.unreadable["red/1.png"]
+
+
+def test_the_rest_of_a_tar_that_is_cut_off_is_left_out(data: Path, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "a.tar.gz", tmp_path / "b.tar.gz"
+    with tarfile.open(whole, "w:gz") as archive:
+        archive.add(data / "train", "all")
+    content = whole.read_bytes()
+    cut.write_bytes(content[: len(content) // 2])
+    done = convert(str(cut), str(tmp_path / "out"))
+    assert 0 < done.training < 36
+    assert "the rest of b.tar.gz" in done.unreadable
+    assert all("cannot be read from the archive" in why for why in done.unreadable.values())
+
+
+def test_a_file_that_cannot_be_opened_is_left_out(photos: Path, tmp_path: Path) -> None:
+    (photos / "all" / "red" / "gone.png").symlink_to("nowhere")
+    done = convert(str(photos), str(tmp_path / "out"))
+    assert done.training == 36
+    assert done.unreadable["all/red/gone.png"] == "cannot be read (No such file or directory)"
+
+
 def test_a_split_has_every_class_in_both_parts_and_repeats(photos: Path, tmp_path: Path) -> None:
     def split(name: str) -> tuple[str, ...]:
         root = tmp_path / name

@@ -119,7 +119,10 @@ def _copied(source: str, target: str, done: Converted) -> dict[str, list[str]]:
 def _checked(one: tuple[str, Callable[[], bytes]]) -> tuple[str, str, bytes, str]:
     """Return an image's name, class and bytes, and the reason if it cannot be read."""
     name, read = one
-    data = read()
+    try:
+        data = read()
+    except OSError as error:
+        return name, "", b"", f"cannot be read ({error.strerror or error})"
     try:
         decode(data, name)
     except UnreadableImageError as error:  # fault 185: an image that no decoder takes
@@ -202,17 +205,38 @@ def _of_zip(source: str, done: Converted) -> Iterator[tuple[str, Callable[[], by
     with zipfile.ZipFile(source) as archive:
         for name in sorted(archive.namelist()):
             if not name.endswith("/") and _is_wanted(name, done):
-                data = archive.read(name)
+                try:
+                    data = archive.read(name)
+                except Exception as error:  # of many classes: see `_damage`
+                    done.unreadable[name] = _damage(error)
+                    continue
                 yield name, lambda data=data: data  # type: ignore[misc]
 
 
 def _of_tar(source: str, done: Converted) -> Iterator[tuple[str, Callable[[], bytes]]]:
     with tarfile.open(source) as archive:
-        for member in archive:
+        members = iter(archive)
+        while True:
+            try:
+                member = next(members, None)
+            except Exception as error:
+                done.unreadable[f"the rest of {os.path.basename(source)}"] = _damage(error)
+                return
+            if member is None:
+                return
             if member.isfile() and _is_wanted(member.name, done):
-                found = archive.extractfile(member)
-                data = b"" if found is None else found.read()
+                try:
+                    found = archive.extractfile(member)
+                    data = b"" if found is None else found.read()
+                except Exception as error:
+                    done.unreadable[member.name] = _damage(error)
+                    continue
                 yield member.name, lambda data=data: data  # type: ignore[misc]
+
+
+def _damage(error: Exception) -> str:
+    """Return why a member of an archive is left out; each compression raises errors of its own."""
+    return f"cannot be read from the archive ({str(error) or type(error).__name__})"
 
 
 def _bytes_of(path: str) -> bytes:
