@@ -95,6 +95,12 @@ def difference(one: Any, other: Any, rtol: float, atol: float) -> dict[str, Any]
     return {"why": f"is {str(other)[:60]!r}, not {str(one)[:60]!r}"}
 
 
+def _extent(found: dict[str, Any]) -> float:
+    """Return by how much two values differ; infinity if that is not a number."""
+    by = found.get("by")
+    return math.inf if by is None or math.isnan(by) else float(by)
+
+
 def compare(first: Path, second: Path, rtol: float, atol: float) -> dict[str, Any]:
     """Return the differences between two files: missing and extra names, and different values."""
     try:
@@ -107,6 +113,7 @@ def compare(first: Path, second: Path, rtol: float, atol: float) -> dict[str, An
             apart = difference(value, theirs[name], rtol, atol)
             if apart is not None:
                 found.append({"name": name, **apart})
+    found.sort(key=_extent, reverse=True)
     return {
         "values": len(ours),
         "differ": len(found),

@@ -101,8 +101,8 @@ def verify(
     verification = _Verification(workspace, asked, say)
     try:
         return verification.run()
-    except BaseException:
-        verification.cancel()
+    except BaseException as error:
+        verification.cancel("failed" if isinstance(error, Exception) else "was interrupted")
         raise
 
 
@@ -130,19 +130,19 @@ class _Verification:
         after, kills = self._disturbed(pace, steps, generator)
         return self._verdict(before, after, kills, pace)
 
-    def cancel(self) -> None:
-        """Cancel the jobs that still run."""
+    def cancel(self, end: str) -> None:
+        """Cancel the jobs that still run; `end`: what the verification did, for their history."""
         for job in self._jobs:
             try:
                 if not self._store.request_cancel(
-                    job, by="`rayjobs verify-resume`, which was interrupted"
+                    job, by=f"`rayjobs verify-resume`, which {end}"
                 ).is_final:
                     starting.wake(
                         self._asked.spec.target, home=home(), workspace=self._workspace.path
                     )
                     self._say(f"canceling {job}, which is no longer needed")
             except (RayjobsError, OSError, TimeoutError):
-                continue  # the interrupt is reported, not this
+                continue  # the interrupt or the error is reported, not this
 
     def _submit(self, role: str, retries: Retries) -> Job:
         spec = self._asked.spec

@@ -7,16 +7,21 @@ import random
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy
 import pytest
 
-from rayjobs.core.errors import UsageError
-from rayjobs.housekeeping.verify_resume import tensors
+from rayjobs.core.errors import StoreBusyError, UsageError
+from rayjobs.housekeeping.verify_resume import tensors, verify
 from rayjobs.housekeeping.verify_resume.compare import Tolerance, curves
 from rayjobs.housekeeping.verify_resume.kills import Pace, choose, pace_of, restarts
 from rayjobs.jobs.records import MetricPoint
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit import submitting
+from tests.unit.cli.conftest import Queue, queue  # noqa: F401 - a fixture
 
 BEGAN = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -139,11 +144,23 @@ def test_arrays_are_compared_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_the_largest_differences_are_listed(tmp_path: Path) -> None:
+    before = {f"v{number:02}": 0.0 for number in range(30)} | {"text": "x"}
+    after = {f"v{number:02}": float(number) for number in range(30)} | {"text": "y"}
+    found = compared(tmp_path, "s.json", before, after)
+    largest = found["largest"]
+    assert isinstance(largest, list)
+    names = [one["name"] for one in largest]
+    assert names == ["text", *(f"v{number:02}" for number in range(29, 10, -1))]
+    assert found["differ"] == 30
+
+
+@pytest.mark.long
 def test_plain_values_and_shapes(tmp_path: Path) -> None:
     found = compared(tmp_path, "s.json", {"a": [1, 2.0], "n": "x"}, {"a": [1, 2.5], "n": "y"})
     assert found["largest"] == [
-        {"name": "a.1", "by": 0.5},
         {"name": "n", "why": "is 'y', not 'x'"},
+        {"name": "a.1", "by": 0.5},
     ]
     found = compared(tmp_path, "t.npz", {"w": numpy.ones(3)}, {"w": numpy.ones(4)})
     assert found["largest"] == [{"name": "w", "why": "its shape is [4], not [3]"}]
@@ -152,3 +169,27 @@ def test_plain_values_and_shapes(tmp_path: Path) -> None:
 def test_files_of_no_known_kind_are_never_executed(tmp_path: Path) -> None:
     found = compared(tmp_path, "state.pkl", b"one", b"two")
     assert "byte for byte" in str(found["unread"])
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (StoreBusyError("locked"), "`rayjobs verify-resume`, which failed"),
+        (KeyboardInterrupt(), "`rayjobs verify-resume`, which was interrupted"),
+    ],
+)
+def test_the_cancel_of_its_jobs_says_how_it_ended(
+    queue: Queue,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    words: str,
+) -> None:
+    def end(*_arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(verify, "submit", partial(submitting.submit, wake=False))
+    monkeypatch.setattr(verify.attaching, "attach", end)  # type: ignore[attr-defined]
+    with pytest.raises(type(error)):
+        verify.verify(queue.workspace, verify.Asked(JobSpec(command="true"), "e"))
+    (job,) = queue.workspace.store.jobs()
+    assert (job.state, words in job.reason) == (JobState.CANCELED, True)
