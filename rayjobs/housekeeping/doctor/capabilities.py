@@ -206,10 +206,8 @@ def containers(context: DoctorContext) -> Iterator[Finding]:
 def _writable_folder(context: DoctorContext) -> Path | None:
     """Return the node's scratch folder, or the one in which it would be made, if any."""
     node = node_root(context.home)
-    for folder in (node, *node.parents):
-        if folder.is_dir() and os.access(folder, os.W_OK):
-            return folder
-    return None
+    folder = next(one for one in (node, *node.parents) if one.exists())
+    return folder if folder.is_dir() and os.access(folder, os.W_OK) else None
 
 
 def _no_folder(topic: str, context: DoctorContext) -> Finding:

@@ -203,6 +203,16 @@ def test_a_scratch_folder_that_cannot_be_written_fails(
     assert "RAYJOBS_SCRATCH" in found.remedy
 
 
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_parent_does_not_stand_for_a_scratch_folder_that_cannot_be_used(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    node = context.home / "node"
+    node.mkdir() if kind == "folder" else node.touch()
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != node)
+    assert one(capabilities.inputs(context)).level is Level.FAIL
+
+
 def test_without_fuse_the_reason_is_named(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
