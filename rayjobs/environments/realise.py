@@ -169,6 +169,8 @@ class Environments:
                 if of_conda is None:
                     return await self._resolved(request, base, work)
                 return await self._solved(of_conda, self._conda(work), request, work)
+        except OSError as error:
+            raise cannot_be_kept(self._cache.root, error) from error
         finally:
             work.close()
 

@@ -264,6 +264,18 @@ def test_full_disk_is_reported(builder: Builder, monkeypatch: pytest.MonkeyPatch
     assert list((builder.node.environments / "building").iterdir()) == []
 
 
+def test_full_disk_is_reported_when_only_the_lock_is_made(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(Cache, "make", refuse)
+    with pytest.raises(PrepareError, match="No space left") as caught:
+        asyncio.run(builder.environments().lock({"pip": ()}, builder.wish().work))
+    assert caught.value.failure_class == FailureClass.STORAGE
+
+
 def test_packages_are_added_to_those_of_the_target(builder: Builder, wheels: Path) -> None:
     # Neither an index nor the folder has torch, so that of the target is used.
     requested = lines(wheels, "tiny-tool", "torch>=2", "click")
