@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -24,6 +24,7 @@ from rayjobs.core.errors import (
 )
 from rayjobs.core.folder_handle import FolderHandle
 from rayjobs.injob.lazy_dataclass import dataclass
+from rayjobs.jobs import retry
 from rayjobs.jobs.queue_records import Mark
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
@@ -116,12 +117,24 @@ class QueueView:
         self._depended_on: list[str] = []
         self._newest_serial = 0
         self._looked_at: datetime | None = None
+        # The earlier attempts of live jobs whose preemptions have to be counted, by id and attempt.
+        self._earlier: dict[tuple[str, int], list[Attempt]] = {}
         self._lock = asyncio.Lock()
 
     @property
     def change(self) -> Change | None:
         """The store's change token at the last read; None: unknown."""
         return self._change
+
+    def allows_preemption(self, job: Job, attempt: Attempt) -> bool:
+        """Return whether a live job would return to the queue if it were preempted now."""
+        if not counts_preemptions(job):
+            return True
+        earlier = self._earlier.get((job.id, attempt.number))
+        if earlier is None:
+            return False
+        now = self._looked_at or attempt.created_at
+        return retry.allows_preemption(job.spec.retries, [*earlier, attempt], now=now)
 
     async def look(
         self, now: datetime | None = None, *, change: Change | StoreError | None = None
@@ -161,7 +174,7 @@ class QueueView:
         self.queued, self.parents, self.live, self.saved = {}, {}, [], {}
         self.entries = Counter()
         self._marks, self._keys, self._change = frozenset(), {}, None
-        self._depended_on = []
+        self._depended_on, self._earlier = [], {}
 
     async def _read_queue(self, store: Store, now: datetime | None) -> None:
         marks = await self.served.ask(_marks_of, store, self._target)
@@ -237,6 +250,16 @@ class QueueView:
         rows = await self.served.ask(store.live, self._target)
         victims = [job.id for job, _attempt in rows if job.spec.preemptible]
         saved = await self.served.ask(store.checkpoint_times, victims) if victims else {}
+        counted = {
+            (job.id, attempt.number)
+            for job, attempt in rows
+            if job.spec.preemptible and counts_preemptions(job)
+        }
+        # Earlier attempts have ended and do not change: each is read once.
+        new = counted - self._earlier.keys()
+        found = await self.served.ask(_earlier_attempts, store, new) if new else {}
+        known = {**self._earlier, **found}
+        self._earlier = {one: known[one] for one in counted}
         self.live = [(self.served, job, attempt) for job, attempt in rows]
         self.saved = {self.served.key(job_id): at.timestamp() for job_id, at in saved.items()}
 
@@ -533,6 +556,21 @@ def _marks_of(store: Store, target: str) -> frozenset[Mark]:
 
 def _entry(job: Job) -> tuple[str, str]:
     return job.experiment, job.spec.entry
+
+
+def counts_preemptions(job: Job) -> bool:
+    """Whether a job has so many attempts that preemptions may have spent their budget."""
+    return job.attempt > job.spec.retries.preempted
+
+
+def _earlier_attempts(
+    store: Store, newest: Collection[tuple[str, int]]
+) -> dict[tuple[str, int], list[Attempt]]:
+    """Return the attempts before the newest one of each job, by the job's id and that number."""
+    return {
+        (job, number): [one for one in store.attempts(job) if one.number < number]
+        for job, number in newest
+    }
 
 
 def _readable(store: Store, marks: list[Mark]) -> list[Job]:

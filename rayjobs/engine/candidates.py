@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
-from rayjobs.engine.board import QueueView, Served
+from rayjobs.engine.board import QueueView, Served, counts_preemptions
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.queue_records import Durations
 from rayjobs.jobs.records import Attempt, Job
@@ -174,7 +174,7 @@ class Candidates:
     ) -> list[Running]:
         """Return the jobs with an allocation, including those whose start is being written."""
         fresh = {
-            served.key(job.id): (job, attempt)
+            served.key(job.id): (view, job, attempt)
             for view in views
             for served, job, attempt in view.live
         }
@@ -224,13 +224,17 @@ def _blocked(job: Job, parents: Mapping[str, JobState]) -> tuple[str | None, boo
 
 def _running(
     supervisor: AttemptSupervisor,
-    fresh: tuple[Job, Attempt] | None,
+    fresh: tuple[QueueView, Job, Attempt] | None,
     usual: Usual,
     saved_s: float | None,
 ) -> Running:
-    job, attempt = fresh if fresh is not None else (supervisor.record.job, None)
+    view, job, attempt = fresh if fresh is not None else (None, supervisor.record.job, None)
     served = supervisor.record.served
     learned = usual.get((job.experiment, job.spec.entry))
+    # After the last allowed preemption, a job would fail instead of returning to the queue.
+    is_last = counts_preemptions(job)
+    if view is not None and attempt is not None:
+        is_last = not view.allows_preemption(job, attempt)
     return Running(
         key=supervisor.key,
         priority=job.priority,
@@ -241,8 +245,7 @@ def _running(
         started_s=_seconds(attempt.started_at) if attempt is not None else None,
         user=job.user,
         group=_group(served, job),
-        # After the last allowed preemption, a job would fail instead of returning to the queue.
-        preemptible=job.spec.preemptible and job.attempt <= job.spec.retries.preempted,
+        preemptible=job.spec.preemptible and not is_last,
         max_duration_s=job.spec.max_duration_s,
         grace_s=job.spec.grace_s,
         expected_s=None if learned is None else learned.known.median_s,

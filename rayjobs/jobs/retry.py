@@ -93,13 +93,7 @@ def decide(
         before = attempts[_renewed_at(attempts, now) : -1]
     if failure.is_outage and budget:
         return _wait_for_storage(failure, _outages_in_a_row(before), budget)
-    used = sum(
-        one.failure is not None
-        and spends_budget(one.outcome)
-        and one.failure.failure_class == failure.failure_class
-        and not one.failure.is_outage
-        for one in before
-    )
+    used = _used(before, failure.failure_class)
     losses = sum(one.outcome in LOSSES for one in attempts[:-1])
     if used >= budget or (outcome in LOSSES and losses >= max(budget, MOST_LOSSES)):
         return GiveUp()
@@ -110,6 +104,27 @@ def decide(
         f"{failure.failure_class}: {failure.message}",
         # After a restart of the cluster, jobs that ran before start ahead of waiting ones.
         0.0 if outcome is Outcome.CLUSTER_LOST else pause_s(used),
+    )
+
+
+def allows_preemption(retries: Retries, attempts: Sequence[Attempt], *, now: datetime) -> bool:
+    """Return whether `decide` would retry the job if its newest attempt were preempted now.
+
+    Args:
+        attempts: All attempts of the job, oldest first; the newest is running.
+    """
+    before = attempts[_renewed_at(attempts, now) : -1]
+    return _used(before, FailureClass.PREEMPTED) < retries.preempted
+
+
+def _used(before: Sequence[Attempt], failure_class: FailureClass) -> int:
+    """Return how much of the budget of a class earlier attempts have spent."""
+    return sum(
+        one.failure is not None
+        and spends_budget(one.outcome)
+        and one.failure.failure_class == failure_class
+        and not one.failure.is_outage
+        for one in before
     )
 
 

@@ -56,6 +56,21 @@ def test_job_at_its_preemption_budget_is_not_preempted(tmp_path: Path) -> None:
     play(scene, tmp_path)
 
 
+def test_a_job_with_other_failures_is_still_preempted(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        low = here.submit(
+            resources=Resources(cpus=2), preemptible=True, retries=Retries(preempted=1, user=1)
+        )
+        await here.launched(low)
+        here.agent.end(low.id, 1, exit_code=1)
+        await here.launched(low, attempt=2)
+        high = here.submit(resources=Resources(cpus=2), priority=1)
+        await here.launched(high)
+        assert here.store.attempts(low.id)[1].outcome == "preempted"
+
+    play(scene, tmp_path)
+
+
 def test_limits_are_read_before_every_decision(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         limits = Limits(jobs_per_user=1)

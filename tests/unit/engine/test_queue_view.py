@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from rayjobs.core.clock import SystemClock
 from rayjobs.core.errors import StoreBusyError
+from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.engine import candidates as candidates_module
 from rayjobs.engine.board import QueueView, Served
 from rayjobs.engine.candidates import Candidates
@@ -26,10 +27,11 @@ from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.policy import Decisions, Rule, Situation, decide
 from rayjobs.policy.order import sort_key
 from rayjobs.protocol.agent import NodeInfo
-from rayjobs.spec.model import Array, Dependency, JobSpec
+from rayjobs.spec.model import Array, Dependency, JobSpec, Retries
 from rayjobs.store.requests import JobChanges, NewJob
 from rayjobs.store.sql import SqlStore
 
+S = JobState
 NODE = NodeInfo("n0", "127.0.0.1", 4.0, 0.0, 8e9, 4.0, 0.0, 8e9)
 
 
@@ -182,6 +184,45 @@ def test_newest_checkpoint_of_a_preemptible_job_is_known(tmp_path: Path) -> None
         await view.look()
         first = view.live[0][1]
         assert view.saved == {view.served.key(first.id): at.timestamp()}
+
+    play(scene, tmp_path)
+
+
+def test_preemptions_of_a_live_job_are_counted_and_read_once(tmp_path: Path) -> None:
+    async def scene(store: Counted, view: QueueView) -> None:
+        job = store.submit(preemptible=True, retries=Retries(preempted=1))
+        now = datetime.now(UTC)
+
+        async def allowed(number: int, now: datetime) -> bool:
+            if store.store.job(job.id).attempt < number:
+                started = store.store.start(job.id, attempt=number - 1, allocation=str(number))
+                assert started is not None
+                for old, new in ((S.PROVISIONING, S.PREPARING), (S.PREPARING, S.RUNNING)):
+                    assert store.store.move(job.id, attempt=number, old=old, new=new)
+            store.calls.clear()
+            await view.look(now)
+            ((_served, live, attempt),) = view.live
+            return view.allows_preemption(live, attempt)
+
+        def end(number: int, outcome: Outcome, name: FailureClass) -> None:
+            failure = Failure(name, "it ended")
+            assert store.store.requeue(
+                job.id, attempt=number, reason="", outcome=outcome, failure=failure
+            )
+
+        assert await allowed(1, now)
+        assert store.calls["attempts"] == 0
+        end(1, Outcome.NODE_LOST, FailureClass.NODE_LOST)
+        assert await allowed(2, now)  # a lost node spends another budget
+        assert store.calls["attempts"] == 1
+        end(2, Outcome.PREEMPTED, FailureClass.PREEMPTED)
+        assert not await allowed(3, now)
+        assert store.calls["attempts"] == 1
+        store.store.add_event(job.id, "note", "anything")
+        assert not await allowed(3, now)
+        assert store.calls["attempts"] == 0
+        assert await allowed(3, now + timedelta(hours=2))  # its work has renewed the budget
+        assert store.calls["attempts"] == 0
 
     play(scene, tmp_path)
 

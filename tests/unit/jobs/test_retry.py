@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -17,6 +18,7 @@ from rayjobs.jobs.retry import (
     GiveUp,
     Hold,
     Retry,
+    allows_preemption,
     decide,
     pause_s,
 )
@@ -127,6 +129,30 @@ def test_a_renewed_budget_counts_from_the_attempt_that_did_its_work() -> None:
     decision = after(made, "cluster_lost", lived_s=HOUR)
     assert isinstance(decision, Retry)
     assert decision.reason.startswith("tries again (1 of 3)")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "lived_s", "allowed"),
+    [
+        (["node_lost", "node_lost", "node_lost"], 30.0, True),  # none of them was a preemption
+        (["preempted", "node_lost"], 30.0, False),
+        (["preempted", "node_lost"], HOUR, True),  # its work has renewed the budget
+        (["put_back", ""], 30.0, True),
+    ],
+)
+def test_preemptions_are_counted_before_one_as_after_it(
+    outcomes: list[str], lived_s: float, allowed: bool
+) -> None:
+    preempted = Failure(FailureClass.PREEMPTED, "preempted")
+    made = [
+        replace(one, failure=preempted if one.outcome == "preempted" else one.failure)
+        for one in attempts(*outcomes)
+    ]
+    retries = Retries(preempted=1)
+    now = made[-1].created_at + timedelta(seconds=lived_s)
+    assert allows_preemption(retries, made, now=now) is allowed
+    decision = after(made, "preempted", failure=preempted, lived_s=lived_s, retries=retries)
+    assert isinstance(decision, Retry) is allowed
 
 
 def test_work_renews_no_budget_of_script_failures() -> None:
