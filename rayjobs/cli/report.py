@@ -91,7 +91,9 @@ def _sections(made: QueueReport) -> list[str]:
         sections.append(_waiting("Waits by priority", made.waits_by_priority, "PRIORITY"))
     if len(made.waits_by_user) > 1:
         sections.append(_waiting("Waits by user", made.waits_by_user, "USER"))
-    sections.append(_waiting("Waits by sweep and array", made.waits_by_group, "SWEEP OR ARRAY"))
+    sections.append(
+        _waiting("Waits by sweep, array and pipeline run", made.waits_by_group, "GROUP")
+    )
     sections.append(_used(made.in_use))
     if not made.first_by_target:
         sections.insert(0, "No job with an estimate has started yet.")
