@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -75,15 +76,14 @@ class _Growing:
         Args:
             capacities: The free capacity, from which this group's own use is already subtracted.
         """
-        mine = {node for node in self.requested if node is not None}
-        old = [
-            # On these nodes, the group itself uses the capacity.
-            capacity.plus(shape.cpus, shape.gpus, shape.memory)
-            if capacity.node_id in mine
-            else capacity
-            for capacity in capacities
-            if capacity.node_id in self.avoid
-        ]
+        # On a living node that it requests, the group itself uses the capacity of these bundles.
+        mine = Counter(self.requested)
+        old = []
+        for capacity in capacities:
+            if capacity.node_id in self.avoid:
+                count = mine[capacity.node_id]
+                own = (count * shape.cpus, count * shape.gpus, count * shape.memory)
+                old.append(capacity.plus(*own))
         return take(old, shape) is not None
 
 

@@ -20,6 +20,7 @@ from rayjobs.core.clock import Clock
 from rayjobs.engine.board import QueueView, Served
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import Attempt, Job, JobLine
+from rayjobs.jobs.run_filter import STEP_OF
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.policy import Decisions, Rule, summary
 from rayjobs.protocol.ray_jobs import JobRecords, Shown, UnsupportedRayError
@@ -278,7 +279,7 @@ def _entry(job: Job, path: str, message: str) -> Shown:
         "workspace": path,
     }
     if job.parent is not None:
-        facts["array" if job.array_index is not None else "sweep"] = job.parent
+        facts[_kind_of_parent(job)] = job.parent
     return Shown(
         entrypoint=_text(entrypoint),
         status=_STATUS[job.state],
@@ -286,6 +287,12 @@ def _entry(job: Job, path: str, message: str) -> Shown:
         start_ms=_ms(job.started_at or job.submitted_at),
         metadata={name: _text(str(value)) for name, value in facts.items()},
     )
+
+
+def _kind_of_parent(job: Job) -> str:
+    if job.array_index is not None:
+        return "array"
+    return "pipeline" if STEP_OF in job.properties else "sweep"
 
 
 def _line(job: Job) -> JobLine:

@@ -19,10 +19,11 @@ from rayjobs.engine.dashboard_jobs import DashboardJobs
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import Job
+from rayjobs.jobs.run_filter import STEP_OF
 from rayjobs.jobs.states import JobState
 from rayjobs.protocol.ray_jobs import Shown, UnsupportedRayError
 from rayjobs.spec.model import JobSpec
-from rayjobs.store.requests import NewJob
+from rayjobs.store.requests import NewJob, NewPipeline, NewStep
 from rayjobs.store.sql import SqlStore
 
 
@@ -166,6 +167,32 @@ def test_a_job_that_ended_between_two_updates_is_listed_with_the_node_of_its_log
         await here.step()
         assert here.shown(job).status == "SUCCEEDED"
         assert here.shown(job).node_id == "node0"
+
+    play(tmp_path, scene)
+
+
+def test_the_parent_of_a_step_is_its_pipeline(tmp_path: Path) -> None:
+    async def scene(here: Scene) -> None:
+        spec = JobSpec(script="train.py", name="t")
+        step = NewStep(
+            number=0, name="t", job="t_1_0000000a", spec=spec, properties={STEP_OF: "p_1_0000000b"}
+        )
+        run, _ = here.store.put_pipeline(
+            NewPipeline(
+                name="p",
+                base=spec,
+                definition={},
+                parameters={},
+                steps=(step,),
+                experiment="e",
+                user="ann",
+                id="p_1_0000000b",
+            )
+        )
+        await here.step()
+        metadata = here.shown(here.store.job(step.job)).metadata
+        assert metadata["pipeline"] == run.job.id
+        assert "sweep" not in metadata
 
     play(tmp_path, scene)
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from rayjobs.core.clock import SystemClock
+from rayjobs.engine.allocations import Allocations, KnownAllocation
 from rayjobs.engine.attempt import supervisor
+from rayjobs.engine.board import Served
 from rayjobs.engine.pending_nodes import PendingNodes
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from rayjobs.policy import Rule
+from rayjobs.policy import Rule, Shape
 from rayjobs.policy.node_types import NodeType, NodeTypes
+from rayjobs.protocol.agent import Cluster, NodeInfo
 from rayjobs.spec.model import Distribution, Resources
 from tests.fakes.world import World, play
 
@@ -139,6 +144,23 @@ def test_capacity_freed_meanwhile_is_used(tmp_path: Path) -> None:
         assert not here.cluster.pending
 
     play(scene, tmp_path, growth=growth())
+
+
+def test_all_bundles_of_a_group_on_one_node_count_as_its_own_use() -> None:
+    """Two bundles are on node `a`; the third one waits for a node until `b` has room."""
+    allocations = Allocations("t", cast(Cluster, None), SystemClock())
+    shape = Shape(nodes=3, cpus=2.0)
+    made = allocations.reserve_new(
+        cast(Served, None), shape, "w::j", ("a", "a", "new"), up={"a", "b"}
+    )
+    nodes = [NodeInfo(one, one, 4.0, 0.0, 1e9, 4.0, 0.0, 1e9) for one in "ab"]
+    other = KnownAllocation("rj-t-1", cast(Served, None), Shape(cpus=4.0), ("b",), (), "w::o", 0.0)
+    allocations.know(other)
+    allocations.hasten(allocations.capacities(nodes))
+    assert not allocations._growing[made.name].is_needless.is_set()
+    allocations.know(replace(other, shape=Shape(cpus=2.0)))
+    allocations.hasten(allocations.capacities(nodes))
+    assert allocations._growing[made.name].is_needless.is_set()
 
 
 @pytest.mark.long
