@@ -13,7 +13,7 @@ from typing import Any
 
 from rayjobs.api.configs import RunConfiguration
 from rayjobs.core.errors import Problem, SpecError, UsageError
-from rayjobs.core.numbers import is_whole
+from rayjobs.core.numbers import is_number, is_whole
 from rayjobs.datastore.outputs import OutputFileDatasetConfig
 from rayjobs.injob.parallel_settings import table_bytes_of
 from rayjobs.pipelines.data import PipelineData, PipelineParameter, default_of
@@ -108,6 +108,11 @@ class ParallelRunConfig:
             run_invocation_timeout=(run_invocation_timeout, 1),
             allowed_failed_count=(allowed_failed_count, 0),
         )
+        percent = allowed_failed_percent
+        if percent is not None and not (is_number(percent) and 0 <= percent <= 100):
+            problems.append(
+                Problem("allowed_failed_percent", f"{percent!r:.80} is not a number from 0 to 100.")
+            )
         for key, value, known in (
             ("output_action", output_action, OUTPUT_ACTIONS),
             ("logging_level", default_of(logging_level), LEVELS),

@@ -418,7 +418,7 @@ class Schedule:
             }
         watching = {
             "datastore": None if datastore is None else datastore_name_of(datastore),
-            "path": path_on_datastore,
+            "path": None if path_on_datastore is None else path_on_datastore.strip("/"),
             "polling_interval": polling_interval,
             "parameter": data_path_parameter_name,
         }

@@ -138,6 +138,8 @@ def test_one_process_needs_no_backend(ws: Workspace) -> None:
         ({"run_invocation_timeout": 0}, "run_invocation_timeout: 0 is not"),
         ({"logging_level": "LOUD"}, "logging_level: 'LOUD' is not valid"),
         ({"allowed_failed_count": -1}, "allowed_failed_count: -1 is not"),
+        ({"allowed_failed_percent": 101}, "allowed_failed_percent: 101 is not a number from 0"),
+        ({"allowed_failed_percent": "few"}, "allowed_failed_percent: 'few' is not a number"),
         ({"partition_keys": ["a"]}, "partition_keys: is not supported"),
         ({"colour": "red"}, "colour: is not an argument"),
     ],

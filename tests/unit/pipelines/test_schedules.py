@@ -431,6 +431,16 @@ def test_a_change_of_data_starts_a_run(world: World) -> None:
     assert len(world.later(minutes=5)) == 1 and len(world.runs) == 2
 
 
+def test_an_updated_folder_is_watched_like_a_created_one(world: World) -> None:
+    upload(world, "a.txt", "1")
+    one = world.schedule(recurrence=None, datastore=world.ws.get_default_datastore())
+    one.update(path_on_datastore="/in/")
+    assert one.path_on_datastore == "in"
+    assert world.later(minutes=5) == [], "nothing has changed"
+    upload(world, "b.txt", "2")
+    assert len(world.later(minutes=5)) == 1
+
+
 @pytest.mark.parametrize("has_another", [True, False])
 def test_data_arriving_before_the_second_try_starts_a_run(
     world: World, monkeypatch: pytest.MonkeyPatch, *, has_another: bool
