@@ -24,7 +24,6 @@ import reference
 from doc_names import unknown_names
 from files import ROOT, project_files
 
-sys.path.insert(0, str(ROOT))
 os.environ.update(COLUMNS="250", NO_COLOR="1", TERM="dumb")
 
 from rayjobs.cli.main import run as run_command_line

@@ -1,12 +1,15 @@
-"""The project's own text files, as git sees them."""
+"""The project's own text files, as git sees them, and its packages first on the path."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Tools that import this module import this tree, also with the environment of another checkout.
+sys.path.insert(0, str(ROOT))
 
 
 def project_files(*suffixes: str) -> Iterator[Path]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+
+from files import ROOT
 
 from rayjobs.spec.file import editor_schema
 
-SCHEMA = Path(__file__).resolve().parent.parent / "rayjobs" / "job.schema.json"
+SCHEMA = ROOT / "rayjobs" / "job.schema.json"
 
 
 def text() -> str:

@@ -309,6 +309,24 @@ def _written(base: ast.expr) -> str:
     return ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("tool", ["check_docs", "spec_schema"])
+def test_a_tool_reads_its_own_tree_with_the_environment_of_another(
+    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rayjobs").mkdir()
+    (tmp_path / "rayjobs" / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r}); import {tool}\n"
+        "import rayjobs; print(rayjobs.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == str(ROOT / "rayjobs" / "__init__.py"), done.stderr
+
+
 def test_a_base_class_has_several_subclasses() -> None:
     bases = _classes()
     subclasses: dict[str, list[str]] = {}
