@@ -450,8 +450,8 @@ class Retries(Model):
         environment: The packages could not be resolved, built or found.
         data: An input could not be read, or an output conflicts with stored files.
         storage: A disk was full. If files cannot be stored at a job's end, the job waits instead.
-        node_lost: A node was lost.
-        preempted: The job was preempted, or its spot node was reclaimed.
+        node_lost: A node was lost, for example a spot node that was reclaimed.
+        preempted: The job was preempted, or evicted by `rayjobs simulate-eviction`.
         system: A part of rayjobs or Ray failed.
     """
 
