@@ -331,6 +331,12 @@ class Driver:
         if rows and not self._store.put_trials(self.id, claim=self._claim, trials=rows):
             raise TakenOverError(f"another driver now drives sweep {self.id}")
 
+    def _is_replaced(self) -> bool:
+        """Whether another driver took over: the open trials are that one's."""
+        return self._claim is not None and not self._store.put_trials(
+            self.id, claim=self._claim, trials=[]
+        )
+
     def _carry_out(self, actions: Sequence[Action]) -> None:
         submitted: list[int] = []
         requested = False
@@ -369,6 +375,8 @@ class Driver:
     def _finish(self, finish: Finish) -> JobState:
         """End the sweep as decided; the next driver may call it again."""
         assert self._claim is not None
+        if self._is_replaced():
+            raise TakenOverError(f"another driver now drives sweep {self.id}")
         open_states = [state for state in JobState if state not in FINAL]
         for job in self._store.jobs(JobFilter(parent=self.id, states=open_states)):
             self._store.request_cancel(job.id, by="its sweep, which has ended")
@@ -398,9 +406,14 @@ class Driver:
         return finish.state
 
     def give_up(self, message: str) -> JobState:
-        """End the sweep as Failed because of an internal error; its trials are canceled."""
+        """End the sweep as Failed because of an internal error; its trials are canceled.
+
+        Nothing changes if another driver took over. Returns the sweep's state.
+        """
         if self._claim is None:
             self._claim = self._store.claim_sweep(self.id)
+        if self._is_replaced():
+            return self._store.job(self.id).state
         open_states = [state for state in JobState if state not in FINAL]
         for job in self._store.jobs(JobFilter(parent=self.id, states=open_states)):
             self._store.request_cancel(job.id, by="its sweep, which has failed")

@@ -147,6 +147,8 @@ class SweepContract:
         new = store.claim_sweep(sweep)
         assert new == old + 1
         assert not store.put_trials(sweep, claim=old, trials=[row(0, state="Running"), row(1)])
+        assert not store.put_trials(sweep, claim=old, trials=[])
+        assert store.put_trials(sweep, claim=new, trials=[])
         assert [trial.state for trial in store.trials(sweep)] == ["Planned"]
         assert not store.finish(sweep, attempt=old, state=JobState.FAILED)
         assert store.finish(sweep, attempt=new, state=JobState.FAILED)

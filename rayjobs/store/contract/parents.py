@@ -64,7 +64,8 @@ class SweepStore(Protocol):
     def put_trials(self, sweep_id: str, *, claim: int, trials: Sequence[TrialRow]) -> bool:
         """Write new and changed rows of the trial table durably.
 
-        The parameters of an existing row never change. False if there is a newer claim.
+        The parameters of an existing row never change. False if there is a newer claim, also if
+        there is nothing to write.
         """
 
     def trials(self, sweep_id: str, *, page: Page | None = None) -> list[TrialRow]:

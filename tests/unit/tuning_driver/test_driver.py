@@ -26,7 +26,7 @@ from rayjobs.tuning.driver import NO_METRIC_S, Driver
 from rayjobs.tuning.driver_actor import MOST_FAULTS, drive
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.events import DriverFault
-from rayjobs.tuning.state import metric_missing
+from rayjobs.tuning.state import Finish, metric_missing
 from rayjobs.tuning.submitter import submit_sweep
 from rayjobs.tuning.table import row_of
 from rayjobs.tuning.trials import TrialState
@@ -308,6 +308,20 @@ def test_replaced_driver_cannot_write(world: World) -> None:
         old.turn()
     assert world.finish(new) is JobState.COMPLETED
     assert Driver(world.workspace, sweep).run() is JobState.COMPLETED  # nothing left to do
+
+
+@pytest.mark.parametrize("ends", ["finish", "give up"])
+def test_replaced_driver_cancels_no_trials(world: World, ends: str) -> None:
+    sweep = world.submit()
+    old = world.driver(sweep)
+    new = world.driver(sweep)
+    if ends == "finish":
+        with pytest.raises(TakenOverError):
+            old._finish(Finish(JobState.FAILED, "too many failed"))
+    else:
+        assert old.give_up("an internal error") is JobState.RUNNING
+    assert [job.cancel_requested_at for job in world.jobs(sweep)] == [None, None]
+    assert world.finish(new) is JobState.COMPLETED
 
 
 def test_a_driver_that_slept_submits_nothing_into_a_sweep_that_has_ended(
