@@ -20,6 +20,8 @@ if [[ ! -e $RAYJOBS_WORKSPACE ]]; then
     rayjobs workspace create "$RAYJOBS_WORKSPACE" --store "$RAYJOBS_STORE" \
         --blobs "$RAYJOBS_BLOBS" --make-bucket --endpoint-url "$RAYJOBS_S3_ENDPOINT"
 fi
+# The target uses the nodes that run. Only for a cluster of `ray up` that starts nodes on demand, add
+# --cluster with its file.
 if ! rayjobs target show cluster >/dev/null 2>&1; then
     rayjobs target create cluster --address "$RAYJOBS_RAY_ADDRESS" --token-file "$RAYJOBS_TOKEN_FILE"
 fi

@@ -135,6 +135,11 @@ def test_the_pods_share_a_home_have_a_token_probes_and_limits(
         assert template["restartPolicy"] == "Never"  # autoscaler v2
         for container in template["containers"]:
             assert container["resources"]["limits"]["memory"]
+    # The target gets no file with node types, so it refuses jobs that no running worker can hold.
+    script = (DEPLOY / "start-server.sh").read_text()
+    assert not re.search(r"^\s*rayjobs target create .*--cluster", script, re.MULTILINE)
+    assert all(one["minReplicas"] >= 1 for one in groups)
+    assert all(one["minReplicas"] <= one["replicas"] <= one["maxReplicas"] for one in groups)
     service = kubernetes["Service"]["spec"]
     assert service["selector"]["ray.io/cluster"] == kubernetes["RayCluster"]["metadata"]["name"]
 
