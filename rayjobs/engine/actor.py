@@ -23,7 +23,7 @@ from rayjobs.datastore import credentials
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.board import Board
 from rayjobs.engine.dashboard_jobs import DashboardJobs
-from rayjobs.engine.engine import Engine, Observer, TargetMachines
+from rayjobs.engine.engine import Engine, Observer, TargetMachines, TurnFacts
 from rayjobs.engine.notifications import Notifications
 from rayjobs.engine.pending_nodes import PendingNodes
 from rayjobs.engine.reporting import Reporting
@@ -272,12 +272,12 @@ class TargetActor:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake_engine)
 
-    def _note(self, facts: Mapping[str, Any], gauges: Gauges) -> None:
+    def _note(self, facts: TurnFacts, gauges: Gauges) -> None:
         """Report the activity to the keeper, the capacity to clients and the figures to Ray."""
-        gauges.levels({"waiting": facts["waiting"], "live": facts["live"]})
+        gauges.levels({"waiting": facts.waiting, "live": facts.live})
         # Clients on other machines cannot start the target, so it keeps running for them.
-        busy = bool(facts["waiting"] or facts["live"] or self._serves_others)
-        self._reporting.report(is_busy=busy, nodes=facts["nodes"])
+        busy = bool(facts.waiting or facts.live or self._serves_others)
+        self._reporting.report(is_busy=busy, nodes=facts.nodes)
 
 
 async def _wake(engine: Engine, workspace: str | None) -> WakeAnswer:
@@ -334,7 +334,7 @@ async def _stacks(engine: Engine, supervisor: AttemptSupervisor) -> TargetAnswer
     except RayjobsError as error:
         return _no(f"a node of job {supervisor.record.job.id} cannot be reached: {error}")
     ranks = [
-        NodeRankStack(**vars(rank), node=node.on.node)
+        NodeRankStack.of(rank, node.on.node)
         for node, one in zip(supervisor.record.nodes, found, strict=True)
         for rank in one.ranks or ()
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from rayjobs import policy
@@ -21,6 +21,7 @@ from rayjobs.engine.forecasts import Forecasts
 from rayjobs.engine.late_stores import LateStores
 from rayjobs.engine.pending_nodes import PendingNodes
 from rayjobs.engine.recovery import Recovery
+from rayjobs.engine.reporting import status_of
 from rayjobs.engine.sweep_drivers import Drivers
 from rayjobs.engine.tidying import Tidying
 from rayjobs.injob.lazy_dataclass import dataclass
@@ -32,7 +33,6 @@ from rayjobs.protocol.agent import Cluster, NodeInfo
 from rayjobs.target.answers import (
     AllocatedShape,
     AllocationStatus,
-    NodeStatus,
     StatusAnswer,
     WaitingJob,
 )
@@ -70,6 +70,21 @@ class TargetMachines:
     pending_nodes: PendingNodes | None = None
 
 
+@dataclass(frozen=True)
+class TurnFacts:
+    """The state of a queue after one turn of its engine.
+
+    Attributes:
+        waiting: How many jobs wait.
+        live: How many attempts and sweep drivers are in progress.
+        nodes: The living nodes at the last check.
+    """
+
+    waiting: int
+    live: int
+    nodes: tuple[NodeInfo, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Observer:
     """What observes an engine: gauges, the status file and the Ray dashboard.
@@ -83,7 +98,7 @@ class Observer:
 
     count: Callable[[str], None] = lambda _name: None
     waited: Callable[[float], None] = lambda _seconds: None
-    note: Callable[[Mapping[str, Any]], None] = lambda _facts: None
+    note: Callable[[TurnFacts], None] = lambda _facts: None
     dashboard: DashboardJobs | None = None
 
 
@@ -192,7 +207,7 @@ class Engine:
             live=tuple(sorted(self.attempts)),
             waiting={} if self.decisions is None else _reasons(self.decisions, keys),
             scaling=PendingNodes.waits(self.allocations.all, self.nodes),
-            nodes=tuple(NodeStatus(**vars(node)) for node in self.nodes),
+            nodes=tuple(status_of(node) for node in self.nodes),
             allocations=tuple(
                 AllocationStatus(
                     name=allocation.name,
@@ -291,7 +306,7 @@ class Engine:
                 self._tidying = asyncio.ensure_future(self.tidying.tidy(self.nodes))
         # A sweep keeps the target running, even between two trials.
         busy = len(self.attempts) + (self.drivers.count if self.drivers is not None else 0)
-        self._note({"waiting": waiting, "live": busy, "nodes": self.nodes})
+        self._note(TurnFacts(waiting, busy, tuple(self.nodes)))
         if self._dashboard is not None:
             self._dashboard.look(views, self.decisions, [node.node_id for node in self.nodes])
 

@@ -16,6 +16,21 @@ log = logging.getLogger(__name__)
 ACTIVITY_EVERY_S = 5.0
 
 
+def status_of(node: NodeInfo) -> NodeStatus:
+    """Return the message about a node of the cluster."""
+    return NodeStatus(
+        node_id=node.node_id,
+        address=node.address,
+        cpus=node.cpus,
+        gpus=node.gpus,
+        memory=node.memory,
+        free_cpus=node.free_cpus,
+        free_gpus=node.free_gpus,
+        free_memory=node.free_memory,
+        node_type=node.node_type,
+    )
+
+
 class Reporting:
     """Writes each report when it has changed, and the activity also every few seconds."""
 
@@ -30,7 +45,7 @@ class Reporting:
         capacity = [(node.node_id, node.cpus, node.gpus, node.memory) for node in nodes]
         if nodes and capacity != self._capacity:
             self._capacity = capacity
-            self._write(CapacityReport(tuple(NodeStatus(**vars(node)) for node in nodes)))
+            self._write(CapacityReport(tuple(status_of(node) for node in nodes)))
         known = self._activity
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         if known is None or known.busy != is_busy or now_s - known.at > ACTIVITY_EVERY_S:

@@ -57,9 +57,9 @@ RULES: Mapping[Outcome, Rule] = MappingProxyType(
 LONGEST_PAUSE_S = 60.0  # before a retry; if a record has a longer one, a clock was set back
 LOSSES = frozenset(one for one, rule in RULES.items() if rule.is_loss)
 # Ends of a host whose node became unreachable for its target.
-NODE_LOST = frozenset({Outcome.NODE_LOST, Outcome.LEASE_LOST})
+LOST_WITH_NODE = frozenset({Outcome.NODE_LOST, Outcome.LEASE_LOST})
 # Unobserved ends: the time of such an end is that of its discovery.
-UNSEEN = NODE_LOST | {Outcome.CLUSTER_LOST}
+UNSEEN = LOST_WITH_NODE | {Outcome.CLUSTER_LOST}
 
 
 @dataclass(frozen=True, slots=True)

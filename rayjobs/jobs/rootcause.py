@@ -15,7 +15,7 @@ from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.jobs import tracebacks
 from rayjobs.jobs.data_facts import DataFacts
-from rayjobs.jobs.outcomes import ENDS, NODE_LOST
+from rayjobs.jobs.outcomes import ENDS, LOST_WITH_NODE
 from rayjobs.jobs.outcomes import failure_class as failure_class_of
 
 _FULL = ("No space left on device", "[Errno 28]", "Disk quota exceeded", "[Errno 122]")
@@ -137,7 +137,7 @@ def diagnose(
         )
     words = _Words(tails)
     record = min(bad, key=lambda one: _blame_order(one, words))
-    lost = next((one for one in bad if one.outcome in NODE_LOST), None)
+    lost = next((one for one in bad if one.outcome in LOST_WITH_NODE), None)
     if lost is not None and _is_of_a_lost_node(record, words):
         return Outcome.NODE_LOST, Failure(FailureClass.NODE_LOST, lost.reason or "node lost")
     if record.outcome is Outcome.CANCELED:

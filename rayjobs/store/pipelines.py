@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rayjobs.core import ids
@@ -401,15 +401,6 @@ class PipelinesPart(PipelineEnds):
         with self._database.read() as connection:
             row = connection.execute(EARLIER, values).fetchone()
         return None if row is None else _step_of(row)
-
-
-def steps_of(connection: sqlite3.Connection, jobs: Iterable[str]) -> dict[str, str]:
-    """Return the pipelines of the jobs that are steps, by job."""
-    rows = connection.execute(
-        "SELECT job, pipeline FROM steps WHERE job IN (SELECT value FROM json_each(:jobs))",
-        {"jobs": json.dumps([*jobs])},
-    )
-    return {row["job"]: row["pipeline"] for row in rows}
 
 
 def refuse_child(connection: sqlite3.Connection, parent: str | None) -> None:

@@ -244,6 +244,19 @@ class NodeRankStack(RankStack):
 
     node: int = 0
 
+    @classmethod
+    def of(cls, stack: RankStack, node: int) -> NodeRankStack:
+        """Return the position of a rank that runs on this node of its attempt."""
+        return cls(
+            rank=stack.rank,
+            state=stack.state,
+            how=stack.how,
+            where=stack.where,
+            waits=stack.waits,
+            text=stack.text,
+            node=node,
+        )
+
 
 @dataclass(frozen=True)
 class StacksAnswer(TargetAnswer):

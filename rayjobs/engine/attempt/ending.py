@@ -25,7 +25,7 @@ from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs import retry, rootcause
 from rayjobs.jobs.events import AgentLost
-from rayjobs.jobs.outcomes import NODE_LOST, failure_class
+from rayjobs.jobs.outcomes import LOST_WITH_NODE, failure_class
 from rayjobs.jobs.records import Attempt, ModelDraft, ModelRefusal
 from rayjobs.jobs.states import JobState
 from rayjobs.models import requested
@@ -107,13 +107,11 @@ class AttemptEnding:
         self._cluster = cluster
         self._leases = leases
         self._settling = settling
-        self._lost_node = False  # an exit record says that its node was lost
 
     # -- after its hosts have ended ------------------------------------------------------------
     async def finalise(self, exits: Sequence[ExitRecord]) -> None:
         """Store exit records, files and metrics, record the end, free the allocation."""
         record = self._record
-        self._lost_node = any(one.outcome in NODE_LOST for one in exits)
         await record.write(
             record.served.store.record_exit,
             record.job.id,
@@ -170,7 +168,7 @@ class AttemptEnding:
         else:
             models = await self._models(collected)
             await record.finish(outcome, models=models)
-        await self.free(proven=proven)
+        await self.free(proven=proven, exits=exits)
         if not problems and not refused:
             await self.clean()
 
@@ -194,12 +192,17 @@ class AttemptEnding:
         await self._record.wait_for_workspace()  # a removed one has no files to read
         return await self._record.write(_prepare_models, served, self._record.job.id, requests)
 
-    async def free(self, *, proven: bool) -> None:
-        """Free the allocation once; drain it unless all its processes are proven dead."""
+    async def free(self, *, proven: bool, exits: Sequence[ExitRecord] = ()) -> None:
+        """Free the allocation once; drain it unless all its processes are proven dead.
+
+        Args:
+            exits: The exit records, which may say that a node was lost.
+        """
         if self._allocation.is_given_back:
             return
         record = self._record
-        if proven and (self._lost_node or any(one.is_lost for one in record.nodes)):
+        is_lost = any(one.outcome in LOST_WITH_NODE for one in exits)
+        if proven and (is_lost or any(one.is_lost for one in record.nodes)):
             # Ray moves the bundles of a dead node: such a group is never reused.
             await self._allocation.release()
             return

@@ -38,7 +38,7 @@ from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.jobs.events import AgentLost
-from rayjobs.jobs.outcomes import NODE_LOST
+from rayjobs.jobs.outcomes import LOST_WITH_NODE
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.launch.plan import MEETING_BACKENDS
@@ -448,7 +448,7 @@ class AttemptSupervisor:
                         await agent.call(STOP, Stop(node.on, cause, grace_s))
                         await asyncio.wait({following}, timeout=grace_s + STOP_AGAIN_S)
                     ended = await following
-                    if ended.outcome in NODE_LOST:  # before anything is allocated there again
+                    if ended.outcome in LOST_WITH_NODE:  # before anything is allocated there again
                         self._parts.cluster.doubt(node.node_id)
                         if not node.is_lost:  # its host noticed before Ray
                             await self._report_lost(node, ended.reason)

@@ -70,7 +70,7 @@ def _actor(world: World) -> TargetActor:
 def test_a_retired_target_starts_no_job_until_it_is_resumed(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         turns: list[int] = []
-        here.engine._note = lambda facts: turns.append(facts["waiting"])
+        here.engine._note = lambda facts: turns.append(facts.waiting)
         here.engine.retire()
         job = here.submit()
         await here.until(lambda: turns.count(1) >= 2, "it checked the queue twice")
