@@ -16,6 +16,7 @@ import pytest
 
 from rayjobs.core.errors import StoreBusyError, StoreError, StoreLostError, UsageError
 from rayjobs.store import care, witness
+from rayjobs.store.connection import Database
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import submit
 
@@ -207,6 +208,7 @@ def test_note_in_progress_is_never_written_to_another_file(
     submit(store)
     is_writing, may_continue = threading.Event(), threading.Event()
     noted, text = witness.Witness(path).path.stat(), witness._text
+    assert isinstance(store._database, Database)
     open_note = store._database._witness
     assert open_note is not None
     descriptor = open_note._descriptor

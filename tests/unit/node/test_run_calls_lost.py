@@ -19,7 +19,7 @@ from rayjobs.jobs.writers import AttemptWriter
 from rayjobs.node.run_calls import RunCalls, token_of
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobFilter, NewJob, NewRun
-from tests.unit.node.test_run_calls import Scene, scene
+from tests.support.run_calls import Scene, scene
 
 __all__ = ["scene"]
 
