@@ -355,7 +355,7 @@ def check_unused(datastore: str, datasets: Iterable[DatasetRecord], *, force: bo
     users = [
         f"{record.name}:{record.version}"
         for record in (() if force else datasets)
-        if datastore in {place[0] for place in json.loads(record.definition).get("sources", ())}
+        if datastore in {source[0] for source in json.loads(record.definition).get("sources", ())}
     ]
     if users:
         more = f" and {len(users) - NAMES_SHOWN} more" if len(users) > NAMES_SHOWN else ""

@@ -167,16 +167,16 @@ def changes(
     left = most_read_bytes
     prefix = seen.root.rstrip("/") + "/"
     for path, before in seen.files.items():
-        place = prefix + path if path else seen.root
-        looking(place, 0)
+        location = prefix + path if path else seen.root
+        looking(location, 0)
         try:
-            status = os.stat(place)  # noqa: PTH116
+            status = os.stat(location)  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):
-            yield Change(place, before, None, seen.digests.get(path, ""))
+            yield Change(location, before, None, seen.digests.get(path, ""))
             continue
         except OSError as error:  # a cycle of links, no permission, or a server that is gone
             trouble = error.strerror or str(error)
-            yield Change(place, before, None, seen.digests.get(path, ""), trouble=trouble)
+            yield Change(location, before, None, seen.digests.get(path, ""), trouble=trouble)
             continue
         now = (status.st_size, status.st_mtime_ns, status.st_ino)
         if now == before:
@@ -185,12 +185,12 @@ def changes(
         if digest and now[0] <= left:
             left -= now[0]
             try:
-                digest_now = _digest_of(place, now[0], looking)
+                digest_now = _digest_of(location, now[0], looking)
             except OSError:
                 digest_now = ""
             if digest_now == digest:
                 continue
-        yield Change(place, before, now, digest, digest_now)
+        yield Change(location, before, now, digest, digest_now)
 
 
 class _Bounded:

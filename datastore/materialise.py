@@ -145,10 +145,12 @@ def materialise(
     if chosen == "direct":
         return Materialised(source.name, source.dataset_id, "direct", version=source.version)
     into.mkdir(parents=True, exist_ok=True)
-    place = into / source.name
-    _remove(place)
+    input_path = into / source.name
+    _remove(input_path)
     records = {record.name: record for record in source.records}
-    maker = _InputMaker(source, place, node_root, records, cache_bytes, owner, progress, protection)
+    maker = _InputMaker(
+        source, input_path, node_root, records, cache_bytes, owner, progress, protection
+    )
     manifest = source.manifest
     if manifest is None and source.live is not None and not maker.can_link(chosen):
         maker.live_path()
@@ -196,7 +198,7 @@ class _InputMaker:
     """Makes one input appear at its place on this node: linked, mounted, copied or downloaded."""
 
     source: DataInput
-    place: Path
+    input_path: Path
     node_root: Path
     records: Mapping[str, Any]
     cache_bytes: int | None
@@ -241,17 +243,17 @@ class _InputMaker:
         files = look_below(target, links, partial)
         if partial:
             return self._complete_files(len(partial))
-        if _is_broad(str(target), self.place):
+        if _is_broad(str(target), self.input_path):
             # Making it read-only would affect the user's caches too: the job sees it read-only at
             # the input's path, and unchanged elsewhere.
-            self.place.mkdir()
+            self.input_path.mkdir()
             seen = Seen(str(target), files, {})
-            shown = ((str(target), str(self.place)),)
-            return self._live(self.place, seen, shown=shown, why_open=_why_broad(str(target)))
-        self.place.symlink_to(target)
+            shown = ((str(target), str(self.input_path)),)
+            return self._live(self.input_path, seen, shown=shown, why_open=_why_broad(str(target)))
+        self.input_path.symlink_to(target)
         seen = Seen(str(target), files, {})
-        ends, why_open = _ends_of(links, self.place)
-        return self._live(self.place, seen, read_only=(str(target), *ends), why_open=why_open)
+        ends, why_open = _ends_of(links, self.input_path)
+        return self._live(self.input_path, seen, read_only=(str(target), *ends), why_open=why_open)
 
     def _complete_files(self, partial: int) -> Materialised:
         """Show the present files of a path, without those of unfinished uploads."""
@@ -269,8 +271,8 @@ class _InputMaker:
         return replace(done, files=len(seen.files), bytes=size, seen=(seen,), said=said)
 
     def _link_one(self, target: Path) -> Path:
-        self.place.mkdir()
-        path = self.place / target.name
+        self.input_path.mkdir()
+        path = self.input_path / target.name
         path.symlink_to(target)
         return path
 
@@ -280,17 +282,17 @@ class _InputMaker:
         if not manifest.files:
             if not self.source.may_be_empty:
                 raise DataNotFound(f"input {self.source.name!r} holds no files.")
-            self.place.mkdir()
-            return replace(self._done(self.place, "copied"), bytes=0, files=0)
+            self.input_path.mkdir()
+            return replace(self._done(self.input_path, "copied"), bytes=0, files=0)
         backends = {name: self.backend(name) for name in manifest.datastores}
         is_local = all(backend.local_path("") is not None for backend in backends.values())
-        looks = _Looks(manifest, backends, self._version(), self.place)
+        looks = _Looks(manifest, backends, self._version(), self.input_path)
         if mode == "mount" and is_local and self.can_link(mode):
             if folder := self._whole_folder(manifest, backends, looks):
-                self.place.symlink_to(folder)
+                self.input_path.symlink_to(folder)
             else:
                 self._build(manifest, backends, looks, _link)
-                folder = self.place
+                folder = self.input_path
             done = replace(self._counted(manifest, "linked"), read_only=(str(folder),))
             return looks.added_to(done, read_only=True, mode=mode)
         said: tuple[str, ...] = ()
@@ -327,11 +329,11 @@ class _InputMaker:
         # The cached files themselves: read-only, or below a layer that receives the job's writes.
         self._build(manifest, backends, looks, _share)
         if mode == "mount" and self.protection.read_only:
-            return replace(self._counted(manifest, "downloaded"), read_only=(str(self.place),))
-        layers = self.place.with_name(f".{self.place.name}.layers")
+            return replace(self._counted(manifest, "downloaded"), read_only=(str(self.input_path),))
+        layers = self.input_path.with_name(f".{self.input_path.name}.layers")
         _remove(layers)
         layers.mkdir(mode=0o700)
-        overlay = (str(self.place), str(layers / "upper"), str(layers / "work"))
+        overlay = (str(self.input_path), str(layers / "upper"), str(layers / "work"))
         done = self._counted(manifest, "downloaded")
         return replace(done, overlays=(overlay,))
 
@@ -355,7 +357,7 @@ class _InputMaker:
         if any(entry.key != f"{base}/{entry.path}".lstrip("/") for entry in manifest):
             return None
         folder = backend.local_path(base)
-        if folder is None or not folder.is_dir() or _is_broad(str(folder), self.place):
+        if folder is None or not folder.is_dir() or _is_broad(str(folder), self.input_path):
             return None
         partial: set[str] = set()
         present = look_below(folder, looks.links, partial)
@@ -378,7 +380,7 @@ class _InputMaker:
         way: _Way,
     ) -> None:
         """Make a private folder, with the files made by `way`."""
-        draft = self.place.with_name(f".{self.place.name}.partial")
+        draft = self.input_path.with_name(f".{self.input_path.name}.partial")
         _remove(draft)
         draft.mkdir()
         cache = NodeCache(cache_root(self.node_root), max_bytes=self.cache_bytes)
@@ -405,7 +407,7 @@ class _InputMaker:
 
         try:
             for_each(manifest.files, one)
-            draft.replace(self.place)
+            draft.replace(self.input_path)
         except BaseException:
             _remove(draft)
             raise
@@ -421,7 +423,7 @@ class _InputMaker:
             owner=self.owner,
         )
         try:
-            self.place.symlink_to(held.point)
+            self.input_path.symlink_to(held.point)
         except BaseException:
             mounts.release(held.folder, held.token)
             raise
@@ -429,23 +431,27 @@ class _InputMaker:
         return replace(done, mount_folder=str(held.folder), mount_token=held.token)
 
     def _counted(self, manifest: Manifest, how: str) -> Materialised:
-        path = self.place / manifest.files[0].path if manifest.single_file else self.place
+        path = self.input_path / manifest.files[0].path if manifest.single_file else self.input_path
         done = self._done(path, how)
         return replace(done, bytes=manifest.total_bytes, files=len(manifest))
 
     def _done(self, path: Path, how: str) -> Materialised:
-        return Materialised(self.source.name, str(path), how, made=(str(self.place),))
+        return Materialised(self.source.name, str(path), how, made=(str(self.input_path),))
 
 
 class _Looks:
     """The stats of a manifest's local files when they were verified."""
 
     def __init__(
-        self, manifest: Manifest, backends: Mapping[str, Backend], version: Version, place: Path
+        self,
+        manifest: Manifest,
+        backends: Mapping[str, Backend],
+        version: Version,
+        input_path: Path,
     ) -> None:
         self.links: set[str] = set()
         self.whole: Path | None = None  # the folder that holds exactly these files, if found
-        self._place = place
+        self._input_path = input_path
         self._manifest = manifest
         self._backends = backends
         self._version = version
@@ -502,10 +508,10 @@ class _Looks:
             top = str(root).rstrip("/")
             if read_only and self.whole is None:
                 paths = (f"{top}/{key}" for key in files)
-                closed.update(_to_close(paths, self._place, folders_too=can_close_folders))
+                closed.update(_to_close(paths, self._input_path, folders_too=can_close_folders))
         if not read_only:
             return replace(done, seen=tuple(seen))
-        ends, why_open = _ends_of(self.links, self._place)
+        ends, why_open = _ends_of(self.links, self._input_path)
         # A mount cannot protect a link itself, only its target.
         loose = [link for link in sorted(self.links) if not _is_in(link, closed - self.links)]
         if loose and self.whole is None:
@@ -514,19 +520,19 @@ class _Looks:
         return replace(done, seen=tuple(seen), read_only=outermost, why_open=why_open)
 
 
-def _ends_of(links: Iterable[str], place: Path) -> tuple[list[str], str]:
+def _ends_of(links: Iterable[str], input_path: Path) -> tuple[list[str], str]:
     """Return the paths to make read-only to protect the targets of `links`, and why some cannot."""
     ends = {os.path.realpath(link): link for link in sorted(links)}
     folders = {end for end in ends if Path(end).is_dir()}
-    broad = sorted(end for end in folders if _is_broad(end, place))
+    broad = sorted(end for end in folders if _is_broad(end, input_path))
     why_open = (
         f"its link {ends[broad[0]]} leads out of the input: {_why_broad(broad[0])}" if broad else ""
     )
-    files = _to_close(ends.keys() - folders, place, folders_too=False)
+    files = _to_close(ends.keys() - folders, input_path, folders_too=False)
     return sorted({*folders.difference(broad), *files}), why_open
 
 
-def _to_close(files: Iterable[str], place: Path, *, folders_too: bool) -> list[str]:
+def _to_close(files: Iterable[str], input_path: Path, *, folders_too: bool) -> list[str]:
     """Return the paths to make read-only: `files`, or their folders if there are too many files.
 
     A mount point cannot be removed or replaced, so making a file read-only affects nothing else.
@@ -537,7 +543,7 @@ def _to_close(files: Iterable[str], place: Path, *, folders_too: bool) -> list[s
     by_folder: dict[str, list[str]] = {}
     for file in files:
         by_folder.setdefault(posixpath.dirname(file), []).append(file)
-    broad = {folder for folder in by_folder if _is_broad(folder, place)}
+    broad = {folder for folder in by_folder if _is_broad(folder, input_path)}
     found: set[str] = set()
     for folder, inside in by_folder.items():
         is_whole = folders_too and folder not in broad and _holds_only(folder, inside)
@@ -550,7 +556,7 @@ def _to_close(files: Iterable[str], place: Path, *, folders_too: bool) -> list[s
     closed = _outermost(found)
     while len(closed) > MOST_CLOSED:
         fewer = _outermost({posixpath.dirname(path) for path in closed})
-        if any(_is_broad(folder, place) for folder in fewer):
+        if any(_is_broad(folder, input_path) for folder in fewer):
             break
         closed = fewer
     return closed
@@ -575,10 +581,10 @@ def _outermost(folders: Iterable[str]) -> list[str]:
     return found
 
 
-def _is_broad(folder: str, place: Path) -> bool:
+def _is_broad(folder: str, input_path: Path) -> bool:
     """Whether a folder contains the user's home or the attempt, and so must stay writable."""
     top = os.path.realpath(folder).rstrip("/")
-    inside = (str(Path.home()), str(place.parent), tempfile.gettempdir())
+    inside = (str(Path.home()), str(input_path.parent), tempfile.gettempdir())
     return any(f"{os.path.realpath(one)}/".startswith(f"{top}/") for one in inside)
 
 
@@ -639,10 +645,10 @@ def _at_path_on_compute(source: DataInput, done: Materialised, relative_to: Path
             f"input {source.name!r} should appear at {wanted}, but that path already exists. "
             "Choose another path_on_compute. Nothing was changed."
         )
-    place = Path(done.made[0])
+    input_path = Path(done.made[0])
     wanted.parent.mkdir(parents=True, exist_ok=True)
-    wanted.symlink_to(place)
-    inside = Path(done.path).relative_to(place)
+    wanted.symlink_to(input_path)
+    inside = Path(done.path).relative_to(input_path)
     return replace(done, path=str(wanted / inside), made=(str(wanted), *done.made))
 
 

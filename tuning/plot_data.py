@@ -58,8 +58,8 @@ class Axis:
     def ends(self) -> tuple[float, float]:
         """The lowest and the highest position."""
         known = [value for value in self.values if math.isfinite(value)]
-        places = [*known, *(position for position, _ in self.ticks)]
-        return min(places), max(places)
+        positions = [*known, *(position for position, _ in self.ticks)]
+        return min(positions), max(positions)
 
 
 @dataclass(frozen=True)

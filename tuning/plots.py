@@ -275,24 +275,24 @@ def _parallel(
     )
     heights = [_unit(axis) for axis in data.axes]
     for position, (number, value) in enumerate(zip(data.numbers, data.colours, strict=True)):
-        places = [
+        levels = [
             scale(axis.values[position]) for scale, axis in zip(heights, data.axes, strict=True)
         ]
         columns = range(len(data.axes))
         if value is None:  # its line ends below the metric's axis
-            places[-1] = _BASE
+            levels[-1] = _BASE
             failed = COLOURS[TrialState.FAILED]
-            axes.plot(columns, places, color=failed, alpha=0.55, linewidth=1, linestyle="--",
+            axes.plot(columns, levels, color=failed, alpha=0.55, linewidth=1, linestyle="--",
                       zorder=2, gid=f"parallel-t{number}")  # fmt: skip
             axes.scatter([columns[-1]], [_BASE], marker="x", s=44, color=failed, zorder=6)
             continue
         is_best = number == best
         rank = goal.sign * (value - low) / ((high - low) or 1)
         if is_best:
-            axes.plot(columns, places, color="#222222", linewidth=5, zorder=4)
+            axes.plot(columns, levels, color="#222222", linewidth=5, zorder=4)
         axes.plot(
             columns,
-            places,
+            levels,
             color=shades.to_rgba(numpy.asarray([value]))[0],
             alpha=1.0 if is_best else 0.75,
             linewidth=3 if is_best else 1.3,

@@ -56,10 +56,10 @@ def _with_source(job: dict[str, Any], base: Path) -> dict[str, Any]:
         folder = Path(str(job.get("source_directory") or "."))
         return {**job, "source_directory": str((base / folder).absolute())}
     name = job["component"]
-    place = components.component_folder(name)
-    if place is None:
+    source = components.component_folder(name)
+    if source is None:
         raise problem("job.component", f"{name!r} is not a component.", components.remedy())
-    return {**{k: one for k, one in job.items() if k != "component"}, "source_directory": place}
+    return {**{k: one for k, one in job.items() if k != "component"}, "source_directory": source}
 
 
 def read_yaml(text: str, *, where: str = "the sweep") -> dict[str, Any]:

@@ -79,13 +79,13 @@ def add_wheel(workspace: Workspace, file: Path, *, exist_ok: bool) -> str:
         raise NotFoundError(f"there is no file {file}. Check its name")
     if file.suffix != ".whl":
         raise UsageError(f"{file} is not a wheel; build one with `uv build --wheel`")
-    place = workspace.opened.path / WHEELS / file.name
-    if place.exists() and not exist_ok:
+    target = workspace.opened.path / WHEELS / file.name
+    if target.exists() and not exist_ok:
         raise UsageError(f"the workspace already has {file.name}; set exist_ok=True to replace it")
-    place.parent.mkdir(exist_ok=True)
-    with replacing(place) as draft:
+    target.parent.mkdir(exist_ok=True)
+    with replacing(target) as draft:
         shutil.copyfile(file, draft)
-    return str(place)
+    return str(target)
 
 
 @dataclass(frozen=True)

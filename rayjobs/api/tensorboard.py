@@ -66,19 +66,19 @@ class EventFiles:
         for run in self._runs:
             live = {} if self._workspace.store.job(run).state.is_final else self._live(run)
             for name, source in live.items():
-                path = self._place(run, name)
+                path = self._local_path(run, name)
                 if _grow(path, source):
                     self._known[path] = ""
             for one in self._workspace.store.files(run):
                 if MARK not in PurePosixPath(one.name).name or one.name in live:
                     continue
-                path = self._place(run, one.name)
+                path = self._local_path(run, one.name)
                 if self._known.get(path) != one.digest:
                     self._complete(path, one)
                     self._known[path] = one.digest
         return len(self._known)
 
-    def _place(self, run: str, name: str) -> Path:
+    def _local_path(self, run: str, name: str) -> Path:
         path = self.folder / run / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path

@@ -85,7 +85,7 @@ ARGUMENTS: Mapping[str, str] = {
     "pipeline why-rerun run": "pipelines",
     "sweep watch sweep_id": "unfinished sweeps",
     "data get source": "data paths",
-    "data ls place": "data paths",
+    "data ls reference": "data paths",
     "data put destination": "data paths",
     "data register name": "dataset names",
     "data register sources": "data paths",

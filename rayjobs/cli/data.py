@@ -87,15 +87,15 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
         single = [path for path in paths if not path.is_dir()]
         if single:
             done += store.put(single, None, target, overwrite, watch).tally
-    place = f"{name}/{target.strip('/')}"
+    stored = f"{name}/{target.strip('/')}"
     if settings.as_json:
         counts = {"files": watch.files, "bytes": watch.bytes, **_counts(done, "stored")}
         print_json({"datastore": name, "path": target, **counts, "left_out": left_out})
     else:
-        whole = f"stored {counted(watch.files, 'file')} ({size_text(watch.bytes)}) in {place}"
-        click.echo(_summary(done, "stored", place, whole))
+        whole = f"stored {counted(watch.files, 'file')} ({size_text(watch.bytes)}) in {stored}"
+        click.echo(_summary(done, "stored", stored, whole))
         if not done.differing:
-            settings.note(f"use it: rayjobs submit … --input data={place}")
+            settings.note(f"use it: rayjobs submit … --input data={stored}")
     if left_out:  # even with -q: the datastore does not have everything
         say(f"warning: {left_out_text(left_out)}")
     return Exit.FAILED if done.differing else Exit.DONE
@@ -135,9 +135,9 @@ def get(settings: Settings, source: str, folder: str, *, overwrite: bool) -> int
     return Exit.FAILED if done.differing else Exit.DONE
 
 
-def _summary(done: Tally, verb: str, place: str, whole: str) -> str:
+def _summary(done: Tally, verb: str, stored: str, whole: str) -> str:
     """Return the summary of a transfer: `whole` if every file was actually transferred."""
-    return f"{place}: {done.sentence(verb, 'use --overwrite')}" if done.kept else whole
+    return f"{stored}: {done.sentence(verb, 'use --overwrite')}" if done.kept else whole
 
 
 def _counts(done: Tally, verb: str) -> dict[str, int]:
@@ -145,26 +145,26 @@ def _counts(done: Tally, verb: str) -> dict[str, int]:
 
 
 @data.command(epilog=EPILOG)
-@click.argument("place", metavar="[DATASTORE/PATH|dataset:NAME|output:JOB/NAME]", default="")
+@click.argument("reference", metavar="[DATASTORE/PATH|dataset:NAME|output:JOB/NAME]", default="")
 @json_option
 @common_options
 @click.pass_obj
-def ls(settings: Settings, place: str) -> None:
+def ls(settings: Settings, reference: str) -> None:
     """List datasets, the versions of a dataset, or the files of a datastore or a job's output."""
     from rayjobs.datastore.stores import Datastore
 
     with settings.open() as workspace:
         catalogue = workspace.catalogue
-        place = _reference(catalogue, place)
-        if place.startswith(OUTPUT):
-            files = _output_of(settings, workspace, place).files
+        reference = _reference(catalogue, reference)
+        if reference.startswith(OUTPUT):
+            files = _output_of(settings, workspace, reference).files
             _print_files(settings, [{"path": one.path, "size": one.size} for one in files])
-        elif place.startswith(DATASET):
-            name = place.removeprefix(DATASET).partition(":")[0]
+        elif reference.startswith(DATASET):
+            name = reference.removeprefix(DATASET).partition(":")[0]
             catalogue.dataset(name)  # its error lists the existing datasets
             _list_datasets(settings, catalogue, catalogue.dataset_versions(name))
-        elif place:
-            store, _, path = place.partition("/")
+        elif reference:
+            store, _, path = reference.partition("/")
             _list_files(settings, Datastore(workspace, store), path)
         else:
             _list_datasets(settings, catalogue, catalogue.datasets())
@@ -258,10 +258,10 @@ def register(
 
     with settings.open(create=True) as workspace:
         catalogue = workspace.catalogue
-        places = [_place(catalogue, text) for text in sources]
+        found = [_source(catalogue, text) for text in sources]
         before = {one.name: one.version for one in catalogue.datasets()}.get(name)
         try:
-            dataset = _new(places, form).register(
+            dataset = _new(found, form).register(
                 workspace,
                 name,
                 description,
@@ -461,10 +461,10 @@ def _files_of(settings: Settings, workspace: OpenWorkspace, source: str) -> Any:
     if source.startswith(DATASET):
         name, _, version = source.removeprefix(DATASET).partition(":")
         return dataset_of(catalogue.dataset(name, parse_version(version or None)), catalogue)
-    return Dataset.File.from_files(_place(catalogue, source))
+    return Dataset.File.from_files(_source(catalogue, source))
 
 
-def _place(catalogue: Catalogue, text: str) -> Any:
+def _source(catalogue: Catalogue, text: str) -> Any:
     """Return what a text names: a path in a datastore, a URL, or a file of this machine."""
     from rayjobs.datastore.stores import Datastore
 
@@ -474,16 +474,16 @@ def _place(catalogue: Catalogue, text: str) -> Any:
     return Datastore(catalogue, name), path
 
 
-def _new(places: list[Any], form: str | None) -> Any:
+def _new(found: list[Any], form: str | None) -> Any:
     from rayjobs.datastore.dataset_factory import Dataset
 
     if form is None:
-        return Dataset.File.from_files(places)
+        return Dataset.File.from_files(found)
     if form == "csv":
-        return Dataset.Tabular.from_delimited_files(places)
+        return Dataset.Tabular.from_delimited_files(found)
     if form == "parquet":
-        return Dataset.Tabular.from_parquet_files(places)
-    return Dataset.Tabular.from_json_lines_files(places)
+        return Dataset.Tabular.from_parquet_files(found)
+    return Dataset.Tabular.from_json_lines_files(found)
 
 
 def _manifest(catalogue: Catalogue, record: DatasetRecord) -> Any:

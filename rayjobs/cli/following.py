@@ -116,9 +116,9 @@ class Stages:
         is_news = state_now(job) is JobState.QUEUED or is_array or is_other
         if is_news and outlook.reason and outlook.reason != self._reason:
             self._reason = outlook.reason
-            place = f", number {outlook.position}" if outlook.position else ""
+            number = f", number {outlook.position}" if outlook.position else ""
             shown = outlook.state if is_other else self._announced
-            self._tell(f"{shown}{place}", outlook.reason)
+            self._tell(f"{shown}{number}", outlook.reason)
 
     def _say_held(self, job: Job) -> None:
         """Print once what ends the wait for a held job."""

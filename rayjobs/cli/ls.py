@@ -205,7 +205,7 @@ def _read(settings: Settings, chosen: dict[str, Any]) -> _Listing:
         jobs, columns = _select(store, chosen)
         seen = outlooks(workspace.path, jobs, store=store)
         if chosen["is_queue"] and not chosen["sort"]:
-            jobs = sorted(jobs, key=lambda job: _queue_place(job, seen[job.id]))
+            jobs = sorted(jobs, key=lambda job: _queue_order(job, seen[job.id]))
             jobs = jobs[: chosen["limit"]]
         return _Listing(
             jobs=jobs,
@@ -257,7 +257,7 @@ def _tag(chosen: Mapping[str, Any]) -> tuple[str, str] | None:
     return found
 
 
-def _queue_place(job: JobLine, outlook: Outlook) -> tuple[int, int, int, int]:
+def _queue_order(job: JobLine, outlook: Outlook) -> tuple[int, int, int, int]:
     """Return a job's sort key in the queue: running jobs, waiting ones by position, ended ones."""
     if job.state in FINAL:
         return (3, 0, 0, -job.serial)

@@ -234,8 +234,8 @@ def when_text(record: ScheduleRecord) -> str:
     if record.recurrence is not None:
         return recurrence_of(record.recurrence).text
     assert record.watched is not None
-    place = "/".join(filter(None, (record.watched["datastore"], record.watched["path"])))
-    return f"when {place} changes (every {record.watched['polling_interval']:g} min)"
+    source = "/".join(filter(None, (record.watched["datastore"], record.watched["path"])))
+    return f"when {source} changes (every {record.watched['polling_interval']:g} min)"
 
 
 def next_text(record: ScheduleRecord) -> str:

@@ -30,7 +30,7 @@ from rayjobs.cli.summary import left_out, stored_later
 from rayjobs.core.failures import signal_name
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import GIB, counted, duration_text, size_text
-from rayjobs.data.made import OutputPlace, outputs_stored
+from rayjobs.data.made import OutputLocation, outputs_stored
 from rayjobs.data.pins import InputRead, inputs_read
 from rayjobs.jobs.events import ModelRefused
 from rayjobs.jobs.hosts import described
@@ -170,7 +170,7 @@ def _head(
     at_most: bool,
     lost: list[str],
 ) -> list[tuple[str, str]]:
-    place = f" (number {outlook.position} in the queue)" if outlook.position else ""
+    number = f" (number {outlook.position} in the queue)" if outlook.position else ""
     shows_reason = job.failure is None and job.state is not JobState.COMPLETED
     ran = ran_s(job, earlier_s=earlier_s)
     return [
@@ -179,7 +179,7 @@ def _head(
         ("Description", plain_text(job.description)),
         ("Script" if job.spec.script else "Command", _what(job)),
         ("Processes", _processes(job) if job.spec.distribution.world_size > 1 else ""),
-        ("State", f"{outlook.state}{place}"),
+        ("State", f"{outlook.state}{number}"),
         ("Reason", _reason(job, outlook) if shows_reason else ""),
         ("Trial", plain_text(outlook.trial)),
         ("Held", plain_text(job.held) if job.held else ""),
@@ -278,14 +278,14 @@ def _input_text(one: InputRead) -> str:
     return f"{text}: {got.how}{size}" + (f", {version}" if version else "")
 
 
-def _output_lines(outputs: Sequence[OutputPlace]) -> list[tuple[str, str]]:
+def _output_lines(outputs: Sequence[OutputLocation]) -> list[tuple[str, str]]:
     """Return a line for each output: where it is, and what was stored there."""
     return [
         (
             f"Output {one.name}",
-            f"{one.place} (not stored yet)"
+            f"{one.stored_at} (not stored yet)"
             if one.files is None or one.bytes is None
-            else f"{one.place}: {counted(one.files, 'file')}, {size_text(one.bytes)}",
+            else f"{one.stored_at}: {counted(one.files, 'file')}, {size_text(one.bytes)}",
         )
         for one in outputs
     ]

@@ -128,20 +128,20 @@ def _node(
     """Return one node: its totals, what is in use, and the job that uses each GPU."""
     jobs = []
     for key, one in held.items():
-        places = [place for place, at in enumerate(one.nodes) if at == node.node_id]
-        if not places:
+        indexes = [index for index, at in enumerate(one.nodes) if at == node.node_id]
+        if not indexes:
             continue
-        gpus = [gpu for place in places if place < len(one.gpus) for gpu in one.gpus[place]]
-        place, _, job_id = key.rpartition("::")
+        gpus = [gpu for index in indexes if index < len(one.gpus) for gpu in one.gpus[index]]
+        path, _, job_id = key.rpartition("::")
         known = ours.get(key)
         jobs.append(
             {
                 "id": job_id,
                 "short_id": short_id(known[0]) if known else None,
                 "name": name_of(known[0]) if known else None,
-                "workspace": place,
-                "cpus": one.shape.cpus * len(places),
-                "gpus": one.shape.gpus * len(places),
+                "workspace": path,
+                "cpus": one.shape.cpus * len(indexes),
+                "gpus": one.shape.gpus * len(indexes),
                 "gpu_ids": gpus,
             }
         )

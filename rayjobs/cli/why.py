@@ -89,8 +89,8 @@ def why(settings: Settings, job: str) -> None:
             f"{named.id} is {article} {kind}; this explains {name_of(found)}, its next {part}"
         )
     if found.state is JobState.QUEUED:
-        place = f" (number {outlook.position} in the queue)" if outlook.position else ""
-        click.echo(plain_text(f"{found.id} is {outlook.state}{place}: {outlook.reason}"))
+        number = f" (number {outlook.position} in the queue)" if outlook.position else ""
+        click.echo(plain_text(f"{found.id} is {outlook.state}{number}: {outlook.reason}"))
         details = facts(_details(found, decision, ahead, waits_for))
         if details:
             click.echo(plain_text(details))
@@ -151,9 +151,9 @@ def _named(store: Store, workspace: Path, decision: JobDecision | None) -> list[
     """Return the jobs ahead: jobs of this workspace by name, others by their workspace."""
     found = []
     for key in () if decision is None else decision.ahead:
-        place, _, job_id = key.rpartition("::")
-        one: dict[str, Any] = {"id": job_id, "workspace": place, "name": None, "user": None}
-        if place == str(workspace):
+        path, _, job_id = key.rpartition("::")
+        one: dict[str, Any] = {"id": job_id, "workspace": path, "name": None, "user": None}
+        if path == str(workspace):
             try:
                 job = store.job(job_id)
             except NotFoundError:

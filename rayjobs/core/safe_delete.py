@@ -214,9 +214,9 @@ class OwnFolder:
 
     def _refuse_mounts(self, relative: str) -> None:
         """Refuse a folder that contains a mount, before touching it."""
-        place = f"{os.readlink(f'/proc/self/fd/{self._handle}')}/{relative}"
+        absolute = f"{os.readlink(f'/proc/self/fd/{self._handle}')}/{relative}"
         for point in _mount_points():
-            if point == place or point.startswith(place + "/"):
+            if point == absolute or point.startswith(absolute + "/"):
                 raise UnsafeDeletionError(
                     f"{self.root / relative} was left: something is mounted at {point}. "
                     f"Unmount it first (`fusermount3 -u {point}`, or `umount {point}`)"

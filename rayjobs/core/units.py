@@ -48,11 +48,11 @@ def parse_duration(text: str | float) -> float:
     while at < len(lowered):
         part = _PART.match(lowered, at)
         unit = _UNIT_WORDS.get(part[2], part[2]) if part else ""
-        place = len(_ORDER) if unit == "ms" else _ORDER.find(unit)
-        if part is None or unit not in _SECONDS or place <= last:
+        order = len(_ORDER) if unit == "ms" else _ORDER.find(unit)
+        if part is None or unit not in _SECONDS or order <= last:
             raise UsageError(f"{text!r} is not a valid duration; {DURATIONS}")
         total += float(part[1]) * _SECONDS[unit]
-        at, last = part.end(), place
+        at, last = part.end(), order
     if not lowered:
         raise UsageError(f"the duration is empty; {DURATIONS}")
     return total

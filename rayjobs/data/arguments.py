@@ -124,12 +124,12 @@ class DataArguments:
         return f"$AZUREML_DATAREFERENCE_{self.add(item)}"
 
     def _reference(self, reference: DataReference) -> str:
-        place = f"{reference.datastore_name}/{reference.path_on_datastore or ''}"
+        location = f"{reference.datastore_name}/{reference.path_on_datastore or ''}"
         if reference.mode == "upload":
-            fields: dict[str, Any] = {"destination": place, "overwrite": reference.overwrite}
+            fields: dict[str, Any] = {"destination": location, "overwrite": reference.overwrite}
             kept = self.outputs
         else:
-            fields = {"source": place, "mode": reference.mode}
+            fields = {"source": location, "mode": reference.mode}
             kept = self.inputs
         fields["path_on_compute"] = reference.path_on_compute
         return self._put(kept, reference.data_reference_name, fields)

@@ -51,19 +51,19 @@ class MadeOutput:
 
 
 @dataclass(frozen=True)
-class OutputPlace:
+class OutputLocation:
     """An output of a job and where its files are, or will be.
 
     Attributes:
         name: The output's name.
-        place: The datastore and the path in it.
+        stored_at: The datastore and the path in it.
         files: How many files were stored; None: not stored yet.
         bytes: Their size; None: not stored yet.
         job: Id of the job that stores them.
     """
 
     name: str
-    place: str
+    stored_at: str
     files: int | None
     bytes: int | None
     job: str
@@ -134,7 +134,7 @@ def _stored(store: RunStore, job_id: str) -> dict[str, dict[int, OutputStored]]:
     return newest
 
 
-def outputs_stored(store: Store, job: Job) -> list[OutputPlace]:
+def outputs_stored(store: Store, job: Job) -> list[OutputLocation]:
     """Return a job's outputs, those of its spec first.
 
     A step that reuses earlier results has the outputs of the job that made them.
@@ -146,13 +146,13 @@ def outputs_stored(store: Store, job: Job) -> list[OutputPlace]:
     for name in [*job.spec.outputs, *(one for one in stored if one not in job.spec.outputs)]:
         pins = [*stored.get(name, {}).values()]
         if pins:
-            place = f"{pins[-1].datastore}/{pins[-1].path}"
+            stored_at = f"{pins[-1].datastore}/{pins[-1].path}"
             files, size_bytes = sum(one.files for one in pins), sum(one.bytes for one in pins)
-            found.append(OutputPlace(name, place, files, size_bytes, made_by))
+            found.append(OutputLocation(name, stored_at, files, size_bytes, made_by))
         else:
             template = job.spec.outputs[name].destination
-            place = template.replace("{run-id}", made_by).replace("{output-name}", name)
-            found.append(OutputPlace(name, place, None, None, made_by))
+            stored_at = template.replace("{run-id}", made_by).replace("{output-name}", name)
+            found.append(OutputLocation(name, stored_at, None, None, made_by))
     return found
 
 

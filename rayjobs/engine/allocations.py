@@ -174,10 +174,10 @@ class Allocations:
             )
         capacities += may_start
         for allocation in [one for one in self._allocations.values() if one.growing]:
-            capacities, places = _stand(
+            capacities, expected = _stand(
                 capacities, allocation.shape, self._growing[allocation.name]
             )
-            self._allocations[allocation.name] = replace(allocation, nodes=places)
+            self._allocations[allocation.name] = replace(allocation, nodes=expected)
         return capacities
 
     def _used_by_suspects(self, nodes: Sequence[NodeInfo]) -> dict[str, list[Shape]]:

@@ -48,7 +48,7 @@ class Base:
     root: str = ""
 
     @property
-    def places(self) -> list[str]:
+    def paths(self) -> list[str]:
         """The paths of the folders on the node."""
         if not self.root:
             return list(self.folders)
@@ -118,7 +118,7 @@ def _installed(folders: tuple[str, ...], stamps: tuple[int, ...]) -> Base:
 def of(folders: Sequence[str], root: str = "") -> Base:
     """Return the packages in folders; an image's folders are below its `root`."""
     bare = Base(tuple(folders), {}, root)
-    return replace(bare, versions={name: one.version for name, one in _found(bare.places)})
+    return replace(bare, versions={name: one.version for name, one in _found(bare.paths)})
 
 
 def wheels(base: Base, root: Path) -> Path:
@@ -131,7 +131,7 @@ def wheels(base: Base, root: Path) -> Path:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     path_lines = base.path_lines()
-    for name, one in _found(base.places):
+    for name, one in _found(base.paths):
         text = one.read_text("METADATA") or one.read_text("PKG-INFO")
         if text:
             # Entry points make build backends discoverable.

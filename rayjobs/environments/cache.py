@@ -152,30 +152,30 @@ class Cache:
         (venv / LOCK).write_text(lock)
         (venv / RECORD).write_text(json.dumps(record))
         sync_file_system(venv)
-        place = self.folder(key)
-        if place.exists():  # its interpreter is gone, or a job changed it
+        path = self.folder(key)
+        if path.exists():  # its interpreter is gone, or a job changed it
             aside = self.building / f"{key}-{os.getpid()}-{time.time_ns()}"
-            place.rename(aside)
-            venv.rename(place)
+            path.rename(aside)
+            venv.rename(path)
             shutil.rmtree(aside, ignore_errors=True)
         else:
-            venv.rename(place)
+            venv.rename(path)
 
     def begin_in_place(self, key: str) -> Path:
         """Return the empty folder of an unused environment that cannot be moved.
 
         The caller holds the lock.
         """
-        place = self.folder(key)
-        shutil.rmtree(place, ignore_errors=True)
-        return place
+        path = self.folder(key)
+        shutil.rmtree(path, ignore_errors=True)
+        return path
 
     def finish_in_place(self, key: str, lock: str, record: dict[str, Any]) -> None:
         """Complete an environment that was built in place. The caller holds the lock."""
-        place = self.folder(key)
-        (place / LOCK).write_text(lock)
-        sync_file_system(place)
-        write_atomic(place / RECORD, json.dumps(record), durable=True)
+        path = self.folder(key)
+        (path / LOCK).write_text(lock)
+        sync_file_system(path)
+        write_atomic(path / RECORD, json.dumps(record), durable=True)
 
     def discard(self, key: str) -> None:
         """Keep new attempts from using an environment. The caller holds the lock."""

@@ -65,14 +65,14 @@ class Asked:
 def asked_of(
     values: Mapping[str, Any],
     own_python: Sequence[int],
-    place: Callable[[str], str] = lambda digest: digest,
+    name_of: Callable[[str], str] = lambda digest: digest,
 ) -> Asked:
     """Return the conda part of a job's environment.
 
     Without a version of Python, it gets the target's version, with which rayjobs is tested.
 
     Args:
-        place: Returns, for a digest, the name of the folder with files that travel with the job.
+        name_of: Returns, for a digest, the name of the folder with files that travel with the job.
     """
     python = values.get("python")
     if python is None:
@@ -85,7 +85,7 @@ def asked_of(
     return Asked(
         specs=(spec, *map(str, values["conda"])),
         channels=tuple(
-            f"file://{SOURCES}/{place(sources[one])}" if one in sources else str(one)
+            f"file://{SOURCES}/{name_of(sources[one])}" if one in sources else str(one)
             for one in values["channels"]
         ),
         command=values.get("conda_command"),

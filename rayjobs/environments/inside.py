@@ -128,8 +128,8 @@ def portable(program: Path, folder: Path) -> list[str]:
         OSError: they cannot be copied.
     """
     info = program.stat()
-    place = folder / f"{program.name}-{info.st_size}-{info.st_mtime_ns}"
-    if not place.is_dir():
+    libraries = folder / f"{program.name}-{info.st_size}-{info.st_mtime_ns}"
+    if not libraries.is_dir():
         output = subprocess.run(
             [str(program)],
             env={"LD_TRACE_LOADED_OBJECTS": "1"},  # Source: ld.so(8)
@@ -145,15 +145,15 @@ def portable(program: Path, folder: Path) -> list[str]:
             shutil.copy(os.path.realpath(path), fresh / Path(path).name)
         fresh.chmod(0o755)
         try:
-            fresh.rename(place)
+            fresh.rename(libraries)
         except OSError:  # another agent of the node was faster
             shutil.rmtree(fresh, ignore_errors=True)
     else:
-        os.utime(place)  # marks it as used
-    loader = next((one for one in place.iterdir() if one.name.startswith("ld-")), None)
+        os.utime(libraries)  # marks it as used
+    loader = next((one for one in libraries.iterdir() if one.name.startswith("ld-")), None)
     if loader is None:  # it is statically linked
         return [str(program)]
-    return [str(loader), "--library-path", str(place), str(program)]
+    return [str(loader), "--library-path", str(libraries), str(program)]
 
 
 def cache_folder(variables: Mapping[str, str]) -> Path:

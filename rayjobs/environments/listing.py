@@ -147,10 +147,10 @@ def _built(folder: Path, used_by: tuple[str, ...]) -> Built | None:
 
 def _size(folder: Path) -> int:
     total = 0
-    for place, _folders, files in os.walk(folder):
+    for root, _folders, files in os.walk(folder):
         for name in files:
             try:
-                total += os.lstat(os.path.join(place, name)).st_size  # noqa: PTH118 - many
+                total += os.lstat(os.path.join(root, name)).st_size  # noqa: PTH118 - many
             except OSError:
                 continue
     return total

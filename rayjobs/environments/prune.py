@@ -91,10 +91,10 @@ class Prunable:
                 with locked_if_free(cache.lock_of(key)) as alone:
                     stays = "" if alone else f"it is being {doing}"
                 yield Unused(f"{self.folder}/building/{name}", f"its {what} has died", stays)
-        place, pattern = self.notes
-        for name, info in folder.entries(f"{self.folder}/{place}"):
+        part, pattern = self.notes
+        for name, info in folder.entries(f"{self.folder}/{part}"):
             if pattern.fullmatch(name) and info.st_mtime < cutoff:
-                yield Unused(f"{self.folder}/{place}/{name}", "unused for long")
+                yield Unused(f"{self.folder}/{part}/{name}", "unused for long")
 
     def remove(self, folder: OwnFolder, name: str, cutoff: float) -> Removed:
         """Remove an item that `unused` named, unless it is now in use."""
@@ -131,9 +131,9 @@ def unused(root: Path, folder: OwnFolder, cutoff: float) -> Iterator[Unused]:
     yield from ENVIRONMENTS.unused(root, folder, cutoff)
     cache = Cache(root / FOLDER)
     old = [
-        f"{FOLDER}/{place}/{name}"
-        for place in cache.kept_for_builds
-        for name, info in folder.entries(f"{FOLDER}/{place}")
+        f"{FOLDER}/{part}/{name}"
+        for part in cache.kept_for_builds
+        for name, info in folder.entries(f"{FOLDER}/{part}")
         if not name.endswith(_LOCK_ENDING) and info.st_mtime < cutoff
     ]
     if old:

@@ -223,8 +223,8 @@ class Environments:
         image = None if work.image is None else work.image.key
         if asked.get("conda"):
             own = await interpreters.ask(self._own_python)
-            place = lambda digest: self._cache.source(digest).name  # noqa: E731
-            of_conda = condas.asked_of(asked, own.version, place)
+            name_of = lambda digest: self._cache.source(digest).name  # noqa: E731
+            of_conda = condas.asked_of(asked, own.version, name_of)
             key = of_conda.key()
             return Request(lines, own, constraints, conda=key, image=image), None, of_conda
         if work.image is not None:
@@ -285,10 +285,10 @@ class Environments:
             if (folder := requirements.folder_of(line)) in sources:
                 line = f"--find-links ${{{_SOURCES}}}/{self._cache.source(sources[folder]).name}"
             if path in sources:
-                place = f"${{{_SOURCES}}}/{self._cache.source(sources[path]).name}"
+                stored = f"${{{_SOURCES}}}/{self._cache.source(sources[path]).name}"
                 if path.endswith(requirements.ARCHIVES):
-                    place += f"/{Path(path).name}"
-                line = place + line[len(path) :]
+                    stored += f"/{Path(path).name}"
+                line = stored + line[len(path) :]
             result.append(str(line))
         return tuple(result)
 

@@ -216,8 +216,8 @@ def of_uv_pip(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
         return words
     more = [] if _is_off(environment.get("UV_NO_INDEX", "")) else ["--no-index"]
     if "--find-links" in words:
-        for place in environment.get("UV_FIND_LINKS", "").split(","):
-            more += ["--find-links", place] if place else []
+        for link in environment.get("UV_FIND_LINKS", "").split(","):
+            more += ["--find-links", link] if link else []
     return [*words[:3], *more, *words[3:]]
 
 

@@ -340,9 +340,9 @@ def _plan_snapshots(made: ScratchPlan, folder: OwnFolder) -> None:
         note = entries.get(f"{found[1]}.json")
         last_use = note.st_mtime if note is not None else info.st_mtime
         if last_use < made.cutoff:
-            place = f"snapshots/{name}"
-            size = folder.measure(place).bytes
-            made.items.append(Leftover("snapshot", place, "unused for long", size))
+            path = f"snapshots/{name}"
+            size = folder.measure(path).bytes
+            made.items.append(Leftover("snapshot", path, "unused for long", size))
 
 
 def _remove_snapshot(folder: OwnFolder, name: str, cutoff: float) -> Removed:
@@ -390,10 +390,10 @@ def web_root() -> Path:
 
 def _plan_web(made: ScratchPlan) -> None:
     with contextlib.suppress(FileNotFoundError), OwnFolder(web_root()) as folder:
-        for place in ("objects", "partial", "index"):
-            for name, info in folder.entries(place):
+        for kind in ("objects", "partial", "index"):
+            for name, info in folder.entries(kind):
                 if info.st_mtime < made.cutoff:
-                    where = f"{place}/{name}"
+                    where = f"{kind}/{name}"
                     made.items.append(Leftover("web", where, "unused for long", info.st_size))
 
 
@@ -420,8 +420,8 @@ def _plan_data(made: ScratchPlan, folder: OwnFolder) -> None:
             if name.endswith(".seal") or info.st_nlink > 1:
                 continue
             if (seal or info).st_mtime < made.cutoff:
-                place = f"{objects}/{part}/{name}"
-                made.items.append(Leftover("data", place, "unused for long", info.st_size))
+                path = f"{objects}/{part}/{name}"
+                made.items.append(Leftover("data", path, "unused for long", info.st_size))
 
 
 def _remove_data(made: ScratchPlan, folder: OwnFolder, removed: Removed) -> None:

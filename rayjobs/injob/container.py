@@ -235,7 +235,7 @@ def _folder(root: str, path: str) -> str:
             error.errno, f"the image has a file where the folder {path} belongs"
         ) from error
     except OSError as error:
-        raise ContainerError(error.errno, _why_no_place(path, error)) from error
+        raise ContainerError(error.errno, _why_no_folder(path, error)) from error
     return at
 
 
@@ -249,13 +249,13 @@ def _file(root: str, path: str, *, replaces: bool) -> str:
             os.makedirs(os.path.dirname(at), exist_ok=True)
             os.close(os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
     except OSError as error:
-        raise ContainerError(error.errno, _why_no_place(path, error)) from error
+        raise ContainerError(error.errno, _why_no_folder(path, error)) from error
     if os.path.isdir(at):
         raise ContainerError(21, f"the image has a folder where the file {path} belongs")
     return at
 
 
-def _why_no_place(path: str, error: OSError) -> str:
+def _why_no_folder(path: str, error: OSError) -> str:
     # EOVERFLOW: the owner has no id in the user namespace.
     if error.errno in (errno.EACCES, errno.EPERM, errno.EOVERFLOW):
         return (

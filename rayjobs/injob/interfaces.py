@@ -49,8 +49,8 @@ def _ipv4_addresses() -> Iterator[Tuple[str, str]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         while True:
             found = array.array("B", bytes(entries * _ENTRY_BYTES))
-            place, size = found.buffer_info()
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, struct.pack("iP", size, place))
+            address, size = found.buffer_info()
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, struct.pack("iP", size, address))
             length = struct.unpack("iP", answer)[0]
             if length < size:
                 break

@@ -180,7 +180,7 @@ def punch_hole(descriptor: int, offset: int, length: int) -> None:
             raise OSError(number, f"fallocate: {os.strerror(number)}")
 
 
-def huge_page_places() -> Iterator[int]:
+def huge_page_addresses() -> Iterator[int]:
     """Return addresses in this process's memory that could become huge pages; empty if disabled."""
     try:
         with open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="ascii") as file:

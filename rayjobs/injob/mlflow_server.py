@@ -95,12 +95,12 @@ class _Http(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(*args, **kwargs)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve each connection on its own thread; clients retry if there are too many."""
-        if not self._places.acquire(blocking=False):
+        if not self._slots.acquire(blocking=False):
             try:
                 request.setblocking(False)
                 request.send(_BUSY)
@@ -111,7 +111,7 @@ class _Http(ThreadingHTTPServer):
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -119,7 +119,7 @@ class _Http(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._slots.release()
 
     def server_bind(self) -> None:
         # Skip the host name look-up, which may use the network.

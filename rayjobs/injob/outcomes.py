@@ -51,15 +51,15 @@ class EndReason(str, Enum):
 
     CANCELED = "canceled"  # by its user
     PREEMPTED = "preempted"  # another job needs its resources, or the target's user requested it
-    PLACE_LOST = "place_lost"  # its target cannot follow it any longer
+    UNFOLLOWED = "place_lost"  # its target cannot follow it any longer
     NODE_ENDED = "node_ended"  # another node of the attempt has ended, or was lost
 
 
-# The sentences in records; an earlier version recorded only these.
+# The sentences in records; an earlier version recorded only similar ones.
 _SENTENCES = {
     EndReason.CANCELED: "canceled",
     EndReason.PREEMPTED: "preempted: {}",
-    EndReason.PLACE_LOST: "its place was lost",
+    EndReason.UNFOLLOWED: "its target could no longer follow it",
     EndReason.NODE_ENDED: "{}",
 }
 
@@ -87,8 +87,8 @@ CANCELED = EndCause(EndReason.CANCELED)
 
 def reason_of_sentence(sentence: str) -> EndReason:
     """Return the reason for the sentence in an earlier version's record."""
-    if sentence == _SENTENCES[EndReason.PLACE_LOST]:
-        return EndReason.PLACE_LOST
+    if sentence == "its place was lost":
+        return EndReason.UNFOLLOWED
     if sentence.startswith(_SENTENCES[EndReason.PREEMPTED].format("")):
         return EndReason.PREEMPTED
     return EndReason.CANCELED

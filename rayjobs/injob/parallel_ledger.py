@@ -52,7 +52,7 @@ class Ledger:
         self._clock = clock
         self._journal_path = os.path.join(folder, JOURNAL)
         self._journal = open(self._journal_path, "w+b")
-        self._places: Dict[int, Tuple[int, int]] = {}  # mini-batch → place and size in the journal
+        self._spans: Dict[int, Tuple[int, int]] = {}  # mini-batch → place and size in the journal
         self._failed: Dict[int, int] = {}  # mini-batch given up → its items
         self._short = 0  # items that are missing in the results of mini-batches
         self._tries: Dict[int, int] = collections.Counter()
@@ -82,7 +82,7 @@ class Ledger:
     @property
     def is_complete(self) -> bool:
         """Whether each mini-batch is done or given up."""
-        return len(self._places) + len(self._failed) == len(self._batches)
+        return len(self._spans) + len(self._failed) == len(self._batches)
 
     # -- for the workers ---------------------------------------------------------------------------
     def take(self, holder: Any) -> Assignment:
@@ -180,12 +180,12 @@ class Ledger:
         return self._batches[number].items
 
     def _is_settled(self, number: int) -> bool:
-        return number in self._places or number in self._failed
+        return number in self._spans or number in self._failed
 
     def _rows(self, number: int) -> List[str]:
-        if number not in self._places:
+        if number not in self._spans:
             return []
-        at, size = self._places[number]
+        at, size = self._spans[number]
         self._journal.seek(at)
         return list(SettledBatch.from_json(json.loads(self._journal.read(size))).rows)
 
@@ -202,7 +202,7 @@ class Ledger:
         if entry.failed:
             self._failed[number] = self._items(number)
             return
-        self._places[number] = (at, size)
+        self._spans[number] = (at, size)
         self._short += max(0, self._items(number) - entry.count)
 
     def _check_limits(self) -> None:
@@ -228,7 +228,7 @@ class Ledger:
         if not self._settings.appends or self._clock() - self._saved_at_s < CHECKPOINT_EVERY_S:
             return
         self._saved_at_s = self._clock()
-        settled = len(self._places) + len(self._failed)
+        settled = len(self._spans) + len(self._failed)
         checkpoint.save(
             settled,
             {JOURNAL: self._journal_path},
@@ -250,8 +250,8 @@ class Ledger:
                 entry = SettledBatch.from_json(json.loads(line))
                 if not entry.failed:  # failed mini-batches get all their tries again
                     self._write(entry)
-        was = "was" if len(self._places) == 1 else "were"
-        self._say("INFO", f"{_batches_text(len(self._places))} {was} done by an earlier attempt")
+        was = "was" if len(self._spans) == 1 else "were"
+        self._say("INFO", f"{_batches_text(len(self._spans))} {was} done by an earlier attempt")
 
 
 def _batches_text(number: int) -> str:

@@ -82,26 +82,26 @@ def show_command(words: Sequence[str]) -> None:
     here = ctypes.addressof(buffer)
     # struct prctl_mm_map; no auxiliary vector, and the program's file stays as it is.
     values = [code, end_code, data, end_data, heap, 0, stack, here, here + len(text), env, end_env]
-    place = (ctypes.c_uint64 * 13)(*values, 0, 0)
-    ctypes.c_uint32.from_buffer(place, 12 * 8 + 4).value = 0xFFFFFFFF
-    if not _set_places(ctypes, place) and end - start > 2:
+    layout = (ctypes.c_uint64 * 13)(*values, 0, 0)
+    ctypes.c_uint32.from_buffer(layout, 12 * 8 + 4).value = 0xFFFFFFFF
+    if not _set_layout(ctypes, layout) and end - start > 2:
         title = b" ".join(os.fsencode(word) for word in words)[: end - start - 2] + b"\0"
         # If the last byte is not NUL, the kernel treats everything up to the first NUL as a title.
         ctypes.memmove(start, title.ljust(end - start, b" "), end - start)
 
 
-def _set_places(ctypes: Any, place: Any) -> bool:
+def _set_layout(ctypes: Any, layout: Any) -> bool:
     """Tell the kernel where this process's command line is; False if it refuses."""
     library = ctypes.CDLL(None)
     library.sbrk.restype = ctypes.c_void_p
     library.sbrk.argtypes = [ctypes.c_ssize_t]
     change = library.prctl
     change.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-    address, size = ctypes.addressof(place), ctypes.sizeof(place)
+    address, size = ctypes.addressof(layout), ctypes.sizeof(layout)
     while True:
         # The call also sets the end of the heap, which must be the true one.
         before = library.sbrk(0)
-        place[5] = before
+        layout[5] = before
         if change(_PR_SET_MM, _PR_SET_MM_MAP, address, size, 0) != 0:
             return False
         if library.sbrk(0) == before:

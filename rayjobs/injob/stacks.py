@@ -222,11 +222,11 @@ def odd_ones(ranks: Sequence[RankStack]) -> Tuple[List[int], str]:
     if waiting and busy:
         at = busy[0].where or "an unknown place"
         return _numbers(busy), f"at {at}, while the others wait for it"
-    places: Dict[str, List[RankStack]] = {}
+    by_position: Dict[str, List[RankStack]] = {}
     for one in ranks:
-        places.setdefault(one.where, []).append(one)
-    if len(places) > 1:
-        sizes = sorted(places.values(), key=len)
+        by_position.setdefault(one.where, []).append(one)
+    if len(by_position) > 1:
+        sizes = sorted(by_position.values(), key=len)
         if len(sizes[0]) < len(sizes[-1]):
             at = sizes[0][0].where or "an unknown place"
             rest = sizes[-1][0].where or "an unknown place"

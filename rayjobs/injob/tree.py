@@ -206,7 +206,8 @@ def find_cgroup(marker: str) -> tuple[str | None, str]:
         can_kill = os.access(os.path.join(folder, "cgroup.kill"), os.W_OK)
         # Moving a process also needs a permission on the common ancestor of both cgroups.
         can_join = all(
-            os.access(os.path.join(place, "cgroup.procs"), os.W_OK) for place in (folder, mount.own)
+            os.access(os.path.join(parent, "cgroup.procs"), os.W_OK)
+            for parent in (folder, mount.own)
         )
         if can_kill and can_join:
             return folder, ""

@@ -85,14 +85,14 @@ class Views(Message):
             kernel.drop_capabilities()
 
     def _close(self) -> None:
-        places = {os.path.realpath(at) for _, at in self.shown}
+        points = {os.path.realpath(at) for _, at in self.shown}
         for folder, at in self.shown:
             kernel.mount(folder, at, None, kernel.MS_BIND | kernel.MS_REC)
         closed = {os.path.realpath(path) for path in self.read_only}
         # Parent folders first: a later parent mount would hide its child's.
         for path in sorted(closed):
             kernel.mount(path, path, None, kernel.MS_BIND | kernel.MS_REC)
-        closed |= places
+        closed |= points
         opened = {os.path.realpath(path) for path in self.writable}
         for path in sorted(opened):
             if _holder(os.path.dirname(path), closed) is not None:

@@ -66,7 +66,7 @@ class Warm:
         gc.collect()
         gc.freeze()
         # A fork copies the page table; huge pages halve its time.
-        self._places = kernel.huge_page_places()
+        self._addresses = kernel.huge_page_addresses()
         # The raylets whose agents use it; it ends with the last of them.
         self._raylets: dict[int, Identity] = {}
         self._is_for_good = False
@@ -105,10 +105,10 @@ class Warm:
 
     def _work_a_little(self) -> float:
         """Make a huge page, which takes milliseconds; return how many seconds to wait afterward."""
-        place = next(self._places, None)
-        if place is None:
+        address = next(self._addresses, None)
+        if address is None:
             return float(min(_CHECK_S, self._options.idle_s))
-        kernel.make_huge_page(place)
+        kernel.make_huge_page(address)
         return 0.0
 
     def close(self) -> None:

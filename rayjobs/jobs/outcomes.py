@@ -80,7 +80,7 @@ ENDS: Mapping[EndReason, EndRule] = MappingProxyType(
     {
         EndReason.CANCELED: EndRule(Outcome.CANCELED),
         EndReason.PREEMPTED: EndRule(Outcome.PREEMPTED, FailureClass.PREEMPTED),
-        EndReason.PLACE_LOST: EndRule(Outcome.NODE_LOST, FailureClass.NODE_LOST),
+        EndReason.UNFOLLOWED: EndRule(Outcome.NODE_LOST, FailureClass.NODE_LOST),
         EndReason.NODE_ENDED: EndRule(Outcome.CANCELED, is_consequence=True),
     }
 )

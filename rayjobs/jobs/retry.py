@@ -153,13 +153,13 @@ def _renewed_at(attempts: Sequence[Attempt], now: datetime) -> int:
 
     That attempt's own failure is the first one charged to the renewed budget.
     """
-    for place in range(len(attempts) - 1, -1, -1):
-        one = attempts[place]
-        ended_at = now if place == len(attempts) - 1 else one.ended_at
+    for index in range(len(attempts) - 1, -1, -1):
+        one = attempts[index]
+        ended_at = now if index == len(attempts) - 1 else one.ended_at
         if one.started_at is None or ended_at is None:
             continue
         if (ended_at - one.started_at).total_seconds() >= RENEWED_AFTER_S:
-            return place
+            return index
     return 0
 
 
@@ -178,9 +178,9 @@ def _lost_in_a_row(
     attempts: Sequence[Attempt], outcome: Outcome, now: datetime, released_at: datetime | None
 ) -> int:
     count = 0
-    for place, attempt in enumerate(reversed(attempts)):
-        ended_at = now if place == 0 else attempt.ended_at
-        how = outcome if place == 0 else attempt.outcome
+    for index, attempt in enumerate(reversed(attempts)):
+        ended_at = now if index == 0 else attempt.ended_at
+        how = outcome if index == 0 else attempt.outcome
         if how == Outcome.PREEMPTED:
             continue  # says nothing about the node
         if how not in LOSSES or attempt.started_at is None or ended_at is None:

@@ -162,7 +162,7 @@ def _of_request(record: ExitRecord) -> tuple[Outcome, Failure | None]:
     if end.failure_class is None:
         return end.outcome, None
     # The target actor that ended the host may have died before it recorded the loss.
-    is_lost = record.end_reason is EndReason.PLACE_LOST
+    is_lost = record.end_reason is EndReason.UNFOLLOWED
     more = "; its remaining processes were ended first" if is_lost else ""
     return end.outcome, Failure(end.failure_class, f"{record.reason}{more}")
 
@@ -333,10 +333,10 @@ def _stalled(record: ExitRecord, bad: Sequence[ExitRecord]) -> Failure:
     name = stacks.named(odd, how)
     if odd and name not in reason:
         reason += f"; {name}"
-    places = tuple(f"rank {one.rank}: {one.where}" for one in found if one.where)
+    positions = tuple(f"rank {one.rank}: {one.where}" for one in found if one.where)
     rank = odd[0] if len(odd) == 1 else None
     kept = "; the stacks of all ranks are in logs/stacks/" if found else ""
-    return Failure(FailureClass.STALLED, reason + kept, rank=rank, lines=places[:STALLED_LINES])
+    return Failure(FailureClass.STALLED, reason + kept, rank=rank, lines=positions[:STALLED_LINES])
 
 
 def _any_rank(record: ExitRecord) -> int | None:

@@ -192,7 +192,7 @@ def _block(lines: list[str], start: int) -> LogEnd:
         if not line.strip() or _HARMLESS.match(line):
             break
         more.append(line)
-    at, near = _place(lines, frames)
+    at, near = _location(lines, frames)
     picked = (*near, final, *more)
     found = tuple(line for line in picked if line.strip())[:MOST_LINES]
     deepest = _FRAME.match(lines[frames[-1]]) if frames else None
@@ -224,7 +224,7 @@ def _ends_group(lines: list[str], index: int, frames: list[int]) -> bool:
     return not text[2:].startswith(" ") and _FINAL.match(text[2:]) is not None
 
 
-def _place(lines: list[str], frames: list[int]) -> tuple[str, list[str]]:
+def _location(lines: list[str], frames: list[int]) -> tuple[str, list[str]]:
     """Return where it happened, preferring the user's own code, and the lines that show it."""
     if not frames:
         return "", []

@@ -64,7 +64,7 @@ class Collecting:
         self._storing: dict[str, str] = {}
         self._noted: dict[str, set[str]] = {}
         # By marker: the current path of an attempt's workspace, from the last call about it.
-        self._places: dict[str, str] = {}
+        self._workspace_by_marker: dict[str, str] = {}
         self._senders: dict[str, list[Sender]] = {}
         self._collections = CollectionThreads()
 
@@ -74,14 +74,14 @@ class Collecting:
         Returns if the workspace moves: the call with its new path then collects everything again,
         since it is unknown which of the earlier results are in the new folder.
         """
-        self._places[on.marker] = on.workspace
+        self._workspace_by_marker[on.marker] = on.workspace
         turns_per_files = max(1, round(FILES_EVERY_S / METRICS_EVERY_S))
         turn = 0
         syncing: asyncio.Future[None] | None = None
         sending: asyncio.Future[None] | None = None
         while True:
             await asyncio.sleep(METRICS_EVERY_S)
-            if self._places.get(on.marker) != on.workspace:
+            if self._workspace_by_marker.get(on.marker) != on.workspace:
                 return
             turn += 1
             try:
@@ -146,13 +146,13 @@ class Collecting:
 
         See `CollectionThreads.collect` for ``stuck``.
         """
-        self._places[on.marker] = on.workspace
+        self._workspace_by_marker[on.marker] = on.workspace
         work = partial(self._collect, on)
         return await self._collections.collect(_key(on), work, self._progress_of(on))
 
     async def store_late(self, on: AttemptOnNode) -> Collected:
         """Store the outputs of an attempt whose job has ended without them; see `collect`."""
-        self._places[on.marker] = on.workspace
+        self._workspace_by_marker[on.marker] = on.workspace
         work = partial(self._store_late, on)
         return await self._collections.collect(_key(on), work, self._progress_of(on))
 
@@ -184,7 +184,7 @@ class Collecting:
         finally:
             self._storing.pop(_key(on), None)
         self._progress.pop(_key(on), None)
-        self._places.pop(on.marker, None)
+        self._workspace_by_marker.pop(on.marker, None)
         facts = self._data.facts(root)
         if not problems and not facts.refused and AttemptPaths(root).lacks_outputs.exists():
             AttemptPaths(root).stored.touch()  # the folder may be removed now
@@ -273,7 +273,7 @@ class Collecting:
         for kept in (self._publishers, self._metrics, self._progress, self._noted, self._senders):
             for key in [key for key in [*kept] if key.startswith(f"{on.marker} ")]:
                 kept.pop(key, None)
-        self._places.pop(on.marker, None)
+        self._workspace_by_marker.pop(on.marker, None)
 
     def _restored(self, on: AttemptOnNode) -> str:
         """Return the note of a restore of the store since the attempt began, or ""."""

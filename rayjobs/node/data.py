@@ -436,7 +436,7 @@ class NodeData:
             for path in (one.path, os.path.realpath(one.path)):
                 if Path(path).exists():
                     found[path] = one.how not in OWN_FILES
-        for path in self._outputs.places(file):
+        for path in self._outputs.writable_paths(file):
             found[path] = False
         return tuple(
             Bind(path, path, read_only=read_only)

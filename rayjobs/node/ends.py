@@ -39,7 +39,7 @@ REMEMBERED = 10_000
 def _ended(record: ExitRecord, *, proven: bool) -> Settled:
     # Only the record tells: the host may have ended by itself before the request to end it, and an
     # earlier agent may have ended it and died before its report.
-    ended_now = record.end_reason is EndReason.PLACE_LOST
+    ended_now = record.end_reason is EndReason.UNFOLLOWED
     return Settled.of_record(record, proven=proven, ended_now=ended_now)
 
 
@@ -144,7 +144,7 @@ class Ends:
         self, connection: hostclient.HostConnection, on: AttemptOnNode
     ) -> ExitRecord | None:
         try:
-            await connection.cancel(EndCause(EndReason.PLACE_LOST), grace_s=SETTLE_GRACE_S)
+            await connection.cancel(EndCause(EndReason.UNFOLLOWED), grace_s=SETTLE_GRACE_S)
             return await connection.wait(timeout_s=END_TIMEOUT_S)
         except (RayjobsError, TimeoutError, ValueError) as error:
             log.warning("%s: %s", on.job, error)

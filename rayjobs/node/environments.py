@@ -176,19 +176,19 @@ class NodeEnvironments:
         workspace = self._workspaces.of(on) if sources else None
         for digest in sources.values():
             assert workspace is not None
-            place = Cache(self._root).source(digest)
-            if place.is_dir():
-                os.utime(place)  # marks it as recently used
+            target = Cache(self._root).source(digest)
+            if target.is_dir():
+                os.utime(target)  # marks it as recently used
                 continue
             key = snapshots.blob_key(digest)
             try:
                 self._snapshots.ensure(digest, partial(workspace.blobs.open, key))
-                place.parent.mkdir(parents=True, exist_ok=True)
-                fresh = place.with_name(f".{place.name}.{on.job}-{on.node}")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                fresh = target.with_name(f".{target.name}.{on.job}-{on.node}")
                 shutil.rmtree(fresh, ignore_errors=True)
                 self._snapshots.copy_into(digest, fresh)
                 try:
-                    fresh.rename(place)
+                    fresh.rename(target)
                 except OSError as error:
                     if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                         raise

@@ -166,8 +166,12 @@ class Outputs:
         folder = prepare(output, paths.written)
         count = WriteThrough(output, folder, _synced(paths, output.name)).fill()
         if count:
-            place = f"{output.record.name}/{output.path}"
-            note("data", f"output {output.name}: {counted(count, 'file')} copied from {place}", {})
+            destination = f"{output.record.name}/{output.path}"
+            note(
+                "data",
+                f"output {output.name}: {counted(count, 'file')} copied from {destination}",
+                {},
+            )
         return folder
 
     def shared_folders(self, root: Path) -> list[str]:
@@ -176,7 +180,7 @@ class Outputs:
         return [str(_folder(entry)) for entry in found if _is_in_place(entry)]
 
     @staticmethod
-    def places(file: DataFile) -> list[str]:
+    def writable_paths(file: DataFile) -> list[str]:
         """Return the paths that a script needs to write to the outputs of an attempt."""
         found = []
         for entry in file.outputs.values():
@@ -298,12 +302,12 @@ class Outputs:
         from rayjobs.datastore.backends import open_backend
 
         path = _stored_at(entry, output)
-        place = f"{output.record.name}/{path}"
+        destination = f"{output.record.name}/{path}"
         if _is_in_place(entry):
-            text = f"written in {place}"
+            text = f"written in {destination}"
         else:
             count = len(self._sync_one(root, name, entry, final=True))
-            text = f"{counted(count, 'file')} stored at the end, all in {place}"
+            text = f"{counted(count, 'file')} stored at the end, all in {destination}"
         backend = open_backend(output.record)
         alone = backend.stat(path)
         files = [*backend.walk(path)] if alone is None else [alone]
@@ -445,8 +449,8 @@ def _register(
     from rayjobs.datastore.dataset_factory import Dataset
     from rayjobs.datastore.stores import Datastore
 
-    place = (Datastore.from_record(output.record), output.path)
-    return Dataset.File.from_files(place).register(
+    destination = (Datastore.from_record(output.record), output.path)
+    return Dataset.File.from_files(destination).register(
         workspace.catalogue,
         wanted.name,
         wanted.description,

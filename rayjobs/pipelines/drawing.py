@@ -65,7 +65,7 @@ def draw(before: Mapping[str, Sequence[str]], statuses: Mapping[str, str]) -> li
     for name, needed in before.items():
         taken = [index for index, lane in enumerate(lanes) if lane in needed]
         ending = [index for index in taken if readers[lanes[index] or ""][-1] == name]
-        at = _place(lanes, taken, ending)
+        at = _lane_of(lanes, taken, ending)
         while len(lanes) <= at:
             lanes.append(None)
         first, last = min(taken, default=at), max([*taken, at])
@@ -88,7 +88,7 @@ def draw(before: Mapping[str, Sequence[str]], statuses: Mapping[str, str]) -> li
     return rows
 
 
-def _place(lanes: list[str | None], taken: list[int], ending: list[int]) -> int:
+def _lane_of(lanes: list[str | None], taken: list[int], ending: list[int]) -> int:
     """Return the lane of a new step: its only input's lane, or a free one."""
     if len(taken) == 1 and ending == taken:
         return taken[0]

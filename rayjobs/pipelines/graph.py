@@ -146,17 +146,19 @@ def _same_outputs(spec: PipelineSpec) -> Iterator[Problem]:
     seen: dict[str, str] = {}
     for name, step in spec.steps.items():
         for output, given in outputs_of(step).items():
-            place = given.get("destination") if isinstance(given, Mapping) else given
-            place = str(place or DEFAULT_DESTINATION).replace("{output-name}", str(output))
-            place = place.replace("{run-id}", f"{{run-id of {name}}}").rstrip("/")
+            destination = given.get("destination") if isinstance(given, Mapping) else given
+            destination = str(destination or DEFAULT_DESTINATION).replace(
+                "{output-name}", str(output)
+            )
+            destination = destination.replace("{run-id}", f"{{run-id of {name}}}").rstrip("/")
             path = f"steps.{name}.outputs.{output}"
-            if place in seen:
+            if destination in seen:
                 yield Problem(
                     path,
-                    f"writes to {place}, and so does {seen[place]}.",
+                    f"writes to {destination}, and so does {seen[destination]}.",
                     "Give one of them another destination, or one with {run-id}.",
                 )
-            seen.setdefault(place, path)
+            seen.setdefault(destination, path)
 
 
 def _ordered(spec: PipelineSpec, edges: list[Edge]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -28,7 +28,7 @@ from rayjobs.spec.components import component_folder
 from rayjobs.spec.container_files import anchored_container
 from rayjobs.spec.environment import anchored
 from rayjobs.spec.file import load_spec_file, merge
-from rayjobs.spec.problems import near, place, problem_of
+from rayjobs.spec.problems import key_text, near, problem_of
 from rayjobs.spec.sources import output_source
 
 TOP_KEYS = frozenset(
@@ -172,9 +172,9 @@ class _Reading:
         if source is not None and not isinstance(source, str):
             self._note("source_directory", f"{source!r:.80} is not a path.", "Write a folder.")
             source = None
-        place = self.folder / Path(source or ".").expanduser()
+        directory = self.folder / Path(source or ".").expanduser()
         defaults = {
-            "source_directory": str(place.absolute()),
+            "source_directory": str(directory.absolute()),
             **self._anchored("defaults", defaults),
         }
         given = self.data.get("steps")
@@ -268,8 +268,8 @@ class _Reading:
         """Return the fields of a job, with relative paths resolved from the file's folder."""
         found = dict(job)
         if isinstance(found.get("source_directory"), str):
-            place = self.folder / Path(found["source_directory"]).expanduser()
-            found["source_directory"] = str(place.absolute())
+            directory = self.folder / Path(found["source_directory"]).expanduser()
+            found["source_directory"] = str(directory.absolute())
         if "environment" in found:
             found["environment"] = anchored(found["environment"], self.folder)
         if "container" in found:
@@ -302,7 +302,7 @@ def _job_problems(
     except SpecError as error:
         found += error.problems
     found += file_problems(job)
-    unknown = [place(at) for at, text in texts_in(job) if "${{" in text]
+    unknown = [key_text(at) for at, text in texts_in(job) if "${{" in text]
     for one in found:
         if not any(_is_due_to(one, path) for path in unknown):
             yield below(name, one)

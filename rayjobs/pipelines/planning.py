@@ -157,8 +157,8 @@ class Packer:
         """
         if checked.source is None:
             return None, {}
-        place = str(checked.source)
-        if place not in self._packed:
+        folder = str(checked.source)
+        if folder not in self._packed:
             if self.stores:
                 packed = submitting.pack_source(
                     self.workspace,
@@ -168,10 +168,10 @@ class Packer:
                 )
                 assert packed is not None
                 self.warnings += packed.warnings
-                self._packed[place] = packed.digest, packed.properties
+                self._packed[folder] = packed.digest, packed.properties
             else:
-                self._packed[place] = self._digest(checked), {}
-        return self._packed[place]
+                self._packed[folder] = self._digest(checked), {}
+        return self._packed[folder]
 
     def _digest(self, checked: submitting.Checked) -> str:
         """Return the digest of a snapshot without storing it."""

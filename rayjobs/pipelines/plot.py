@@ -75,19 +75,19 @@ def places_of(before: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, float
     columns: dict[int, list[str]] = {}
     for name, level in levels.items():
         columns.setdefault(level, []).append(name)
-    places: dict[str, tuple[int, float]] = {}
+    positions: dict[str, tuple[int, float]] = {}
     for level in sorted(columns):
         names = columns[level]
 
         def near(name: str) -> float:
-            rows = [places[one][1] for one in before[name]]
+            rows = [positions[one][1] for one in before[name]]
             return sum(rows) / len(rows) if rows else 0.0
 
         if level:
             names.sort(key=near)
         for index, name in enumerate(names):
-            places[name] = (level, index - (len(names) - 1) / 2)
-    return places
+            positions[name] = (level, index - (len(names) - 1) / 2)
+    return positions
 
 
 def layout_of(before: Mapping[str, Sequence[str]]) -> Layout:

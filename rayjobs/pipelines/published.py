@@ -185,19 +185,19 @@ class PublishedPipeline:
             UsageError: it is disabled.
             PipelineError: a parameter is wrong.
         """
-        place = workspace or self._workspace
-        record = place.opened.store.published_pipeline(self.id)
+        chosen = workspace or self._workspace
+        record = chosen.opened.store.published_pipeline(self.id)
         done = run_published(
-            place.opened,
+            chosen.opened,
             record,
             RunRequest(
                 experiment=experiment_name or record.name,
-                values=parameter_values(pipeline_parameters, place),
+                values=parameter_values(pipeline_parameters, chosen),
                 regenerate=bool(regenerate_outputs),
                 continues=continue_on_step_failure,
             ),
         )
-        return PipelineRun(Experiment(place, done.pipeline.job.experiment), done.pipeline.job.id)
+        return PipelineRun(Experiment(chosen, done.pipeline.job.experiment), done.pipeline.job.id)
 
     def enable(self) -> None:
         """Allow runs again."""

@@ -500,7 +500,7 @@ class PortDataReference:
         found = made.outputs_made(opened.store, opened.catalogue, self._job.id, name=self.name)
         return found.get(self.name)
 
-    def _place(self) -> tuple[str, str]:
+    def _location(self) -> tuple[str, str]:
         stored = self._made()
         if stored is not None:
             return stored.datastore, stored.path
@@ -514,17 +514,17 @@ class PortDataReference:
     @property
     def datastore(self) -> Any:
         """The datastore."""
-        return self.step_run.experiment.workspace.datastores[self._place()[0]]
+        return self.step_run.experiment.workspace.datastores[self._location()[0]]
 
     @property
     def datastore_name(self) -> str:
         """The datastore's name."""
-        return self._place()[0]
+        return self._location()[0]
 
     @property
     def path_on_datastore(self) -> str:
         """The path in the datastore."""
-        return self._place()[1]
+        return self._location()[1]
 
     @property
     def data_reference_name(self) -> str:
@@ -538,7 +538,7 @@ class PortDataReference:
 
     def __repr__(self) -> str:
         """Return its name and location."""
-        return f"PortDataReference({self.name!r}, {'/'.join(self._place())!r})"
+        return f"PortDataReference({self.name!r}, {'/'.join(self._location())!r})"
 
     def create_input_binding(
         self,
@@ -578,7 +578,7 @@ class PortDataReference:
         """The location as a DataReference."""
         from rayjobs.datastore.refs import DataReference
 
-        store, path = self._place()
+        store, path = self._location()
         return DataReference(store, self.name, path)
 
     @property
@@ -586,7 +586,7 @@ class PortDataReference:
         """The location as a DataPath."""
         from rayjobs.datastore.refs import DataPath
 
-        store, path = self._place()
+        store, path = self._location()
         return DataPath(store, path)
 
     def download(

@@ -55,7 +55,7 @@ class _Pass:
         self.now_s = situation.now_s
         self.by_key = {job.key: job for job in situation.waiting}
         self.capacities = list(situation.capacities)
-        self.index = {capacity.node_id: place for place, capacity in enumerate(self.capacities)}
+        self.index = {capacity.node_id: number for number, capacity in enumerate(self.capacities)}
         self.running = list(situation.running)
         self.jobs, gpus = used_by_users(situation.running)
         self.gpus = dict(gpus)

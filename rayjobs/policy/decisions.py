@@ -81,7 +81,7 @@ class Decisions:
     @cached_property
     def positions(self) -> Mapping[str, int]:
         """Position of each waiting job in line, from 1."""
-        return {key: place for place, key in enumerate(self.queue, start=1)}
+        return {key: position for position, key in enumerate(self.queue, start=1)}
 
     def rule(self, key: str) -> Rule:
         """Return the rule that decided about a waiting job. Raises KeyError if it is unknown."""

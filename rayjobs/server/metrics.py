@@ -63,9 +63,9 @@ class Requests:
 
     def add(self, verb: str, path: str, status: int, seconds: float) -> None:
         """Count one request."""
-        place = next((n for n, limit in enumerate(BUCKETS_S) if seconds <= limit), len(BUCKETS_S))
+        bucket = next((n for n, limit in enumerate(BUCKETS_S) if seconds <= limit), len(BUCKETS_S))
         with self._lock:
-            self._buckets[verb][place] += 1
+            self._buckets[verb][bucket] += 1
             self._sums[verb] += seconds
             self._counts[verb, path, status] += 1
 

@@ -157,14 +157,14 @@ class _Copier:
             old, new = pending.pop()
             with os.scandir(old) as listing:
                 for entry in listing:
-                    place = f"{new}/{entry.name}"
+                    copied = f"{new}/{entry.name}"
                     if entry.is_symlink():
-                        os.symlink(os.readlink(entry.path), place)  # noqa: PTH211 - as is
+                        os.symlink(os.readlink(entry.path), copied)  # noqa: PTH211 - as is
                     elif entry.is_dir():
-                        os.mkdir(place, 0o755)  # noqa: PTH102 - speed
-                        pending.append((entry.path, place))
+                        os.mkdir(copied, 0o755)  # noqa: PTH102 - speed
+                        pending.append((entry.path, copied))
                     else:
-                        self._copy_file(entry.path, place)
+                        self._copy_file(entry.path, copied)
 
     def _copy_file(self, old: str, new: str) -> None:
         reader = os.open(old, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -167,7 +167,7 @@ def _extract(stream: Source, root: Path, limits: Limits) -> None:
                 f"the snapshot has more than {limits.files:,} entries or "
                 f"{size_text(limits.size)}, the limits here; it is refused"
             )
-        _check_place(entry, kinds)
+        _check_path(entry, kinds)
         kinds[entry.path] = entry.kind
         if entry.kind is Kind.LINK:
             links[entry.path] = entry.target  # made last: nothing is ever written through one
@@ -183,7 +183,7 @@ def _extract(stream: Source, root: Path, limits: Limits) -> None:
         os.symlink(target, root / path)  # noqa: PTH211 - Path would normalize the text
 
 
-def _check_place(entry: Entry, kinds: dict[str, Kind]) -> None:
+def _check_path(entry: Entry, kinds: dict[str, Kind]) -> None:
     parts = entry.path.split("/")
     if "\0" in entry.path or any(part in ("", ".", "..") for part in parts):
         raise SnapshotError(

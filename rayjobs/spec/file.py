@@ -21,7 +21,7 @@ from rayjobs.spec.container_arguments import parse_shm_size
 from rayjobs.spec.container_files import anchored_container
 from rayjobs.spec.environment import anchored, resolved
 from rayjobs.spec.model import JobSpec, json_schema
-from rayjobs.spec.problems import SHORT_KEYS, place, problem_of
+from rayjobs.spec.problems import SHORT_KEYS, key_text, problem_of
 from rayjobs.spec.text import parse_json, parse_yaml, write_yaml
 
 FILE_LIMIT = 512 * 1024  # bytes
@@ -173,7 +173,7 @@ def build_spec(data: Mapping[str, Any]) -> JobSpec:
         )
         ready["script"], ready["command"] = "-", None  # reported above; check the rest
     problems.extend(
-        Problem(place(at), "has bytes that are not UTF-8 text.", "Put such data in a file.")
+        Problem(key_text(at), "has bytes that are not UTF-8 text.", "Put such data in a file.")
         for at in _undecodable(ready, ())
     )
     try:

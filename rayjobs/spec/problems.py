@@ -93,7 +93,7 @@ _NAMES = "Use letters, digits, `_`, `-` and `.`, a letter or digit first, 128 at
 _NAMES_BEGIN = "Names begin with a letter or _, then letters, digits and _."
 
 
-def place(location: Sequence[str | int]) -> str:
+def key_text(location: Sequence[str | int]) -> str:
     """Return a location as text: ``inputs.digits.mode``, ``arguments[2]``."""
     text = ""
     for part in location:
@@ -116,7 +116,7 @@ def problem_of(error: ErrorDetails, *, in_python: bool = False) -> Problem:
         in_python: The spec was written in Python, where the short forms of files are not allowed.
     """
     location, kind, context = _without_tags(error["loc"]), error["type"], error.get("ctx", {})
-    at = place(location)
+    at = key_text(location)
     if kind == "extra_forbidden":
         return _unknown_key(location)
     if kind == "missing":
@@ -202,7 +202,7 @@ def spec_error(model: type[BaseModel], error: ValidationError) -> SpecError:
     for detail in error.errors(include_url=False):
         detail["loc"] = (*above, *detail["loc"])
         found = problem_of(detail, in_python=True)
-        path = found.path.removeprefix(place(above)).removeprefix(".")
+        path = found.path.removeprefix(key_text(above)).removeprefix(".")
         problems.append(replace(found, path=path or model.__name__))
     count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
     return SpecError(f"{model.__name__} has {count}", problems=problems)
@@ -247,7 +247,7 @@ def _unknown_key(location: Sequence[str | int]) -> Problem:
         remedy = f"Did you mean `{moved.rpartition('.')[2]}`?"
     else:
         remedy = near(key, known) or f"Known here: {', '.join(sorted(known))}."
-    return Problem(place(location), "is not a known key.", remedy, is_unknown_key=True)
+    return Problem(key_text(location), "is not a known key.", remedy, is_unknown_key=True)
 
 
 def _choices(location: Sequence[str | int]) -> Sequence[Any]:

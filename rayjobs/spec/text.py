@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEPTH_LIMIT = 32
 VALUES_LIMIT = 20_000  # total number of values; each alias counts with all its content
-TEXT_PLACES = frozenset({"arguments", "environment", "environment_variables", "tags"})
+TEXT_KEYS = frozenset({"arguments", "environment", "environment_variables", "tags"})
 
 _RESOLVERS = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -104,8 +104,8 @@ class _Builder:
             key = self._value(depth + 1, keeps_text=True)
             if key in values:
                 raise SpecError(f"{self._name}, {at}: the key {key!r} appears twice. Remove one")
-            is_place = depth == 0 and key in TEXT_PLACES
-            values[key] = self._value(depth + 1, keeps_text=keeps_text or is_place)
+            is_text = depth == 0 and key in TEXT_KEYS
+            values[key] = self._value(depth + 1, keeps_text=keeps_text or is_text)
         self._loader.get_event()
         return values
 
@@ -253,8 +253,8 @@ def parse_json(text: str, name: str) -> Any:
         raise SpecError(f"{name} is nested too deeply") from error
     _check_json(data, name, depth=0)
     if isinstance(data, dict):
-        for place in TEXT_PLACES & data.keys():
-            data[place] = _as_written(data[place])
+        for entry in TEXT_KEYS & data.keys():
+            data[entry] = _as_written(data[entry])
     return data
 
 

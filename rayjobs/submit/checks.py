@@ -66,7 +66,7 @@ _DATASET = re.compile(r"dataset:[^:/\s][^:\s]*(:[^:\s]+)?")
 _FIELD = re.compile(r"\{([^{}]*)\}")
 OUTPUT_FIELDS = ("run-id", "output-name")
 _SAVED = re.compile(r"saved:sha256:[0-9a-f]{64}")
-_PLACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/.*")
+_STORED_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/.*")
 
 
 def refuse(spec: JobSpec, problems: Sequence[Problem], capacity: Capacity | None) -> None:
@@ -517,10 +517,10 @@ def _data(spec: JobSpec) -> Iterator[Problem]:
                 )
     for name, one in spec.inputs.items():
         yield from _source(f"inputs.{name}.source", one.source)
-        yield from _place_of_files(f"inputs.{name}", one.path_on_compute)
+        yield from _check_data_path(f"inputs.{name}", one.path_on_compute)
     for name, output in spec.outputs.items():
         yield from _in_datastore(f"outputs.{name}.destination", output.destination)
-        yield from _place_of_files(f"outputs.{name}", output.path_on_compute)
+        yield from _check_data_path(f"outputs.{name}", output.path_on_compute)
         for field in _FIELD.findall(output.destination):
             if field not in OUTPUT_FIELDS:
                 yield Problem(
@@ -544,27 +544,27 @@ def _source(path: str, source: str) -> Iterator[Problem]:
         yield from _in_datastore(path, source, is_input=True)
 
 
-def _place_of_files(path: str, place: str | None) -> Iterator[Problem]:
-    if place is not None and (not place or "\0" in place or ".." in place.split("/")):
+def _check_data_path(path: str, text: str | None) -> Iterator[Problem]:
+    if text is not None and (not text or "\0" in text or ".." in text.split("/")):
         yield Problem(
             f"{path}.path_on_compute",
-            f"{place!r} is not a valid path.",
+            f"{text!r} is not a valid path.",
             "Give a path without `..`, or leave it out.",
         )
 
 
-def _in_datastore(path: str, place: str, *, is_input: bool = False) -> Iterator[Problem]:
-    if _PLACE.fullmatch(place) is None or "\0" in place or ".." in place.split("/"):
+def _in_datastore(path: str, text: str, *, is_input: bool = False) -> Iterator[Problem]:
+    if _STORED_PATH.fullmatch(text) is None or "\0" in text or ".." in text.split("/"):
         remedy = "Write datastore/path, such as workspaceblobstore/digits."
-        local = Path(place).resolve().name if place and "\0" not in place else ""
-        if is_input and local and Path(place).exists():
+        local = Path(text).resolve().name if text and "\0" not in text else ""
+        if is_input and local and Path(text).exists():
             remedy = (
-                f"It is a path of this machine: store it first (`rayjobs data put {place} "
+                f"It is a path of this machine: store it first (`rayjobs data put {text} "
                 f"workspaceblobstore/{local}`), and use workspaceblobstore/{local}."
             )
-        elif is_input and "/" not in place and _DATASET.fullmatch(f"dataset:{place}") is not None:
-            remedy += f" A dataset of that name is dataset:{place}, a whole datastore {place}/."
-        yield Problem(path, f"{place!r} is not a path in a datastore.", remedy)
+        elif is_input and "/" not in text and _DATASET.fullmatch(f"dataset:{text}") is not None:
+            remedy += f" A dataset of that name is dataset:{text}, a whole datastore {text}/."
+        yield Problem(path, f"{text!r} is not a path in a datastore.", remedy)
 
 
 def _dependencies(spec: JobSpec, job_id: str | None) -> Iterator[Problem]:

@@ -68,10 +68,10 @@ def folder(home: Path) -> Path:
 
 def register(workspace: Path, *, home: Path) -> None:
     """Register a workspace's schedules, and have the timekeeper check them now."""
-    place = folder(home)
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    registrations = folder(home)
+    registrations.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:16]
-    file = place / f"{name}.json"
+    file = registrations / f"{name}.json"
     with _registry(home):
         known = read_json(file) or {}
         away = {AWAY: known[AWAY]} if AWAY in known else {}

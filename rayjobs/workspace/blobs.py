@@ -330,7 +330,7 @@ class FolderBlobs:
         self,
         source: BinaryIO,
         digest: str | None,
-        place: _Place,
+        locate: _Locate,
         what: str,
         *,
         keep: bool = False,
@@ -344,7 +344,7 @@ class FolderBlobs:
                 with os.fdopen(descriptor, "wb") as sink:
                     size, found = _copy(source, sink, most_bytes)
                     check_digest(digest, found, what)
-                    key, target = place(found)
+                    key, target = locate(found)
                     if keep and self.exists(key) and self._is_whole(key, size, found):
                         return Blob(key, size, found)
                     sink.flush()
@@ -406,7 +406,7 @@ def drop_abandoned(folder: Path) -> None:
                 Path(entry).unlink()
 
 
-class _Place(Protocol):
+class _Locate(Protocol):
     """Returns the key and path for bytes with a digest."""
 
     def __call__(self, digest: str, /) -> tuple[str, Path]: ...

@@ -299,7 +299,7 @@ def _is_same(files: WorkspaceFiles, path: str) -> bool:
         return False
 
 
-def _note_place(files: WorkspaceFiles, store: Store) -> None:
+def _note_path(files: WorkspaceFiles, store: Store) -> None:
     """Update records that name the workspace's folder, then record its current path."""
     with _record_lock(files):
         record = _read(files)
@@ -411,7 +411,7 @@ def open_workspace(
         if record.path != str(files.root) and (original := _original(files, record)) is None:
             # A read-only or busy workspace opens anyway; the next call retries.
             with contextlib.suppress(StoreError):
-                _note_place(files, store)
+                _note_path(files, store)
         return OpenWorkspace(
             path=files.root,
             id=record.id,

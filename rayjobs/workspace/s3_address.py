@@ -83,7 +83,7 @@ class S3Address(Message):
         """The address in a form for messages."""
         return f"{self.url} at {self.endpoint}" if self.endpoint else self.url
 
-    def is_same_place(self, other: S3Address) -> bool:
+    def is_same_location(self, other: S3Address) -> bool:
         """Whether both are the same location, regardless of the profile."""
         mine = (self.bucket, self.prefix, self.endpoint)
         return mine == (other.bucket, other.prefix, other.endpoint)

@@ -76,8 +76,8 @@ def create(
             if owner == new_id:
                 record = _founded(opened, files, new_id, name, address)
             else:
-                record, place = _joined(opened, files, owner, address)
-                _check_files(place, root, owner)
+                record, files_address = _joined(opened, files, owner, address)
+                _check_files(files_address, root, owner)
         except BaseException:
             if owner == new_id:  # so that the next try can take it
                 with contextlib.suppress(StoreError):
@@ -183,7 +183,7 @@ def _joined(
             f"leave out ?schema="
         )
     known = S3Address.from_json(json.loads(noted))
-    if files is not None and not files.address.is_same_place(known):
+    if files is not None and not files.address.is_same_location(known):
         raise UsageError(
             f"the workspace at {address} has its files in {known.where}, not in "
             f"{files.address.where}; leave out --blobs to join it"

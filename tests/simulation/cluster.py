@@ -282,11 +282,11 @@ class SimAgent:
                 await asyncio.sleep(TICK_S)
                 checked_s = loop.time()
             if await self._machine.runs(self._node):
-                self._machine.end(host, signal=15, cause=EndCause(EndReason.PLACE_LOST))
+                self._machine.end(host, signal=15, cause=EndCause(EndReason.UNFOLLOWED))
         await self._machine.reach(self._node)
         self._look()
         if host is not None and host.record is not None:
-            ours = host.record.end_reason is EndReason.PLACE_LOST
+            ours = host.record.end_reason is EndReason.UNFOLLOWED
             return Settled.of_record(host.record, proven=True, ended_now=ours)
         return Settled(Found.GONE, proven=True, ended_now=end)
 

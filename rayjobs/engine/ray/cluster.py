@@ -320,8 +320,8 @@ def _raylet_refuses(node_id: str, is_listed: bool) -> bool:
         if node["NodeID"] != node_id or bool(node["Alive"]) != is_listed:
             continue
         try:
-            place = (node["NodeManagerAddress"], int(node["NodeManagerPort"]))
-            with socket.create_connection(place, timeout=CONNECT_S):
+            address = (node["NodeManagerAddress"], int(node["NodeManagerPort"]))
+            with socket.create_connection(address, timeout=CONNECT_S):
                 return False  # the kernel also answers for a frozen process
         except ConnectionRefusedError:
             return True

@@ -70,7 +70,7 @@ def place(
             f"({state or 'pending'})"
         )
     known[name] = group
-    return _places(placement_group_table(group), shape)
+    return _nodes_of(placement_group_table(group), shape)
 
 
 def _create(name: str, shape: Shape, wanted: list[dict[str, str]]) -> PlacementGroup:
@@ -83,9 +83,9 @@ def _create(name: str, shape: Shape, wanted: list[dict[str, str]]) -> PlacementG
     )
 
 
-def _places(seen: Mapping[str, Any], shape: Shape) -> tuple[str, ...]:
-    places = seen["bundles_to_node_id"]
-    return tuple(str(places[index]) for index in range(shape.nodes))
+def _nodes_of(seen: Mapping[str, Any], shape: Shape) -> tuple[str, ...]:
+    node_by_bundle = seen["bundles_to_node_id"]
+    return tuple(str(node_by_bundle[index]) for index in range(shape.nodes))
 
 
 async def grow(
@@ -118,7 +118,7 @@ async def grow(
         # Not `group.wait`: it would block a thread for as long as a cloud takes to start a machine.
         seen = await call(placement_group_table, group)
         if seen.get("state") == "CREATED":
-            return _places(seen, shape)
+            return _nodes_of(seen, shape)
         if clock() >= end_s:
             state = seen.get("stats", {}).get("scheduling_state", "") or "pending"
             raise NotGrownError(

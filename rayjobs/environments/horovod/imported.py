@@ -41,21 +41,21 @@ def _modules(file: Path, roots: tuple[Path, ...]) -> Iterator[Path]:
             for one in node.names:
                 yield from _files(one.name.split("."), roots)
         elif isinstance(node, ast.ImportFrom):
-            places = roots
+            folders = roots
             if node.level:
-                places = ((file, *file.parents)[min(node.level, len(file.parents))],)
+                folders = ((file, *file.parents)[min(node.level, len(file.parents))],)
             module = node.module.split(".") if node.module else []
             for one in node.names:
-                yield from _files([*module, one.name], places)
+                yield from _files([*module, one.name], folders)
 
 
 def _files(names: list[str], roots: tuple[Path, ...]) -> Iterator[Path]:
     for root in roots:
-        place = root
+        target = root
         for name in names:
             if name == "*":
                 break
-            place /= name
-            for path in (place.with_suffix(".py"), place / "__init__.py"):
+            target /= name
+            for path in (target.with_suffix(".py"), target / "__init__.py"):
                 if path.is_file():
                     yield path

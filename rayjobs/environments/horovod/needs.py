@@ -150,8 +150,8 @@ def gpu_tools() -> GpuTools:
     """Look for a full CUDA toolkit and NCCL's headers and library."""
     wanted = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     cuda = next((Path(one) for one in wanted if one and _is_toolkit(Path(one))), None)
-    places = [os.environ.get("NCCL_HOME"), str(cuda) if cuda else None, "/usr", "/usr/local"]
-    nccl = next((Path(one) for one in places if one and _is_nccl(Path(one))), None)
+    roots = [os.environ.get("NCCL_HOME"), str(cuda) if cuda else None, "/usr", "/usr/local"]
+    nccl = next((Path(one) for one in roots if one and _is_nccl(Path(one))), None)
     missing = []
     if cuda is None:
         missing.append("a full CUDA toolkit (nvcc, headers, libcudart; named by CUDA_HOME)")

@@ -122,8 +122,8 @@ def _build(python: str, env: Mapping[str, str]) -> builds.Build | None:
 
 def _ask(python: str, env: Mapping[str, str]) -> Path | None:
     """Return the folder of an interpreter's Horovod; None if it has none."""
-    place = (_answer(python, env, _ASK) or [""])[-1]
-    return Path(place) if place else None
+    found = (_answer(python, env, _ASK) or [""])[-1]
+    return Path(found) if found else None
 
 
 def _answer(python: str, env: Mapping[str, str], code: str) -> list[str]:

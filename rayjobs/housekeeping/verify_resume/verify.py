@@ -248,9 +248,9 @@ class _Verification:
         """Compare the last checkpoints; return their step, the findings, and the problems."""
         store, blobs = self._store, self._workspace.blobs
         with TemporaryDirectory(prefix="rayjobs-verify-") as folder:
-            places = (Path(folder) / "undisturbed", Path(folder) / "resumed")
-            one = checkpoints.bring_newest(store, blobs, before.id, places[0])
-            other = checkpoints.bring_newest(store, blobs, after.id, places[1])
+            folders = (Path(folder) / "undisturbed", Path(folder) / "resumed")
+            one = checkpoints.bring_newest(store, blobs, before.id, folders[0])
+            other = checkpoints.bring_newest(store, blobs, after.id, folders[1])
             if one is None or other is None:
                 return None, [], ["the last checkpoint of one of the runs cannot be read"]
             if one.step != other.step:
@@ -266,7 +266,7 @@ class _Verification:
             files = weights(
                 one,
                 other,
-                places,
+                folders,
                 tolerance=self._asked.tolerance,
                 # An environment of packages exists only on the target's nodes.
                 python=named if isinstance(named, str) else None,

@@ -175,12 +175,12 @@ def real_package(without: str = "") -> Optional[str]:
     if found is None:
         return None
     # A folder of this name in the working directory is not the package.
-    places = [
+    folders = [
         one
         for one in found.submodule_search_locations or ()
         if found.origin is not None or os.path.isdir(os.path.join(one, "core"))
     ]
-    return next((one for one in places if "rayjobs" not in one.split(os.sep)[-4:]), None)
+    return next((one for one in folders if "rayjobs" not in one.split(os.sep)[-4:]), None)
 
 
 def notice(folder: str) -> str:

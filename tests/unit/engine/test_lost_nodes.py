@@ -322,7 +322,7 @@ def test_a_node_of_a_restarted_cluster_is_found_by_its_address() -> None:
 
 
 def test_host_ended_with_its_allocation_is_not_canceled() -> None:
-    ended = exit_record("j", 1, signal=15, cause=EndCause(EndReason.PLACE_LOST))
+    ended = exit_record("j", 1, signal=15, cause=EndCause(EndReason.UNFOLLOWED))
     outcome, failure = diagnose([ended], {})
     assert failure is not None
     assert (outcome, failure.failure_class) == ("node_lost", FailureClass.NODE_LOST)

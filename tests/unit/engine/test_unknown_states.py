@@ -96,8 +96,8 @@ def test_a_node_that_only_answers_with_errors_ends_its_job_without_a_retry(
             "waits until its processes on node 0 (node0" in event.message
             for event in here.store.events(job.id)
         )
-        (allocation,) = here.store.allocations("local")
-        assert allocation.state is AllocationState.DRAINING
+        draining = [AllocationState.DRAINING]
+        await here.until(lambda: [one.state for one in here.store.allocations("local")] == draining)
         settle.error = follow.error = None
         await here.until(lambda: not here.store.allocations("local"))
 

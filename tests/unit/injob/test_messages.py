@@ -99,7 +99,7 @@ def test_message_round_trips(message: Message) -> None:
     [
         ("canceled", EndReason.CANCELED),
         ("preempted: job b has priority 10", EndReason.PREEMPTED),
-        ("its place was lost", EndReason.PLACE_LOST),
+        ("its place was lost", EndReason.UNFOLLOWED),
         ("node 1 of the job ended: rank 2 ended with exit code 1", EndReason.CANCELED),
     ],
 )

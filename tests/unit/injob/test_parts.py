@@ -260,7 +260,7 @@ import subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from rayjobs.injob import rank
 if sys.argv[2] == "as a title":
-    rank._set_places = lambda ctypes, place: False
+    rank._set_layout = lambda ctypes, layout: False
 rank.show_command(["python", "train.py", "a b", sys.argv[3]])
 print(open("/proc/self/cmdline", "rb").read())
 print(b"PLACE=here" in open("/proc/self/environ", "rb").read().split(b"\\0"))

@@ -233,9 +233,9 @@ class Loader:
         batch: Sequence[int],
         pixels: Callable[[int], np.ndarray[Any, Any]],
     ) -> None:
-        for place in part:
-            index = batch[place]
-            rows[place] = pixels(index)
+        for row in part:
+            index = batch[row]
+            rows[row] = pixels(index)
 
     def image(self, index: int) -> Image.Image:
         """Return one image in RGB, from the cache or its file."""
