@@ -614,8 +614,8 @@ def _check_counts(min_nodes: Any, max_nodes: Any, idle_seconds: Any) -> None:
         raise ComputeUsageError(f"min_nodes is {min_nodes}, more than max_nodes, {max_nodes}")
 
 
-def _notice_unused(**given: Any) -> None:
-    named = sorted(name for name, value in given.items() if value is not None)
+def _notice_unused(**kwargs: Any) -> None:
+    named = sorted(name for name, value in kwargs.items() if value is not None)
     if named:
         notice(
             f"AmlCompute: {', '.join(named)} has no effect; rayjobs creates no machines in Azure"

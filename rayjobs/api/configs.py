@@ -680,8 +680,8 @@ def _needs_no_backend(distribution: Mapping[str, Any], gpus: float) -> bool:
     return alone and distribution["backend"] == "nccl" and not gpus
 
 
-def _warn_of_ignored(**given: Any) -> None:
-    ignored = [name for name, value in given.items() if value is not None]
+def _warn_of_ignored(**kwargs: Any) -> None:
+    ignored = [name for name, value in kwargs.items() if value is not None]
     if ignored:
         warnings.warn(
             f"{', '.join(ignored)}: ignored because a run_config was given; set them in it",

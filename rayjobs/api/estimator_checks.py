@@ -118,7 +118,7 @@ def exclusions(
     return [*problems, *image.problems()]
 
 
-def unsupported(**given: Any) -> list[Problem]:
+def unsupported(**kwargs: Any) -> list[Problem]:
     """Return a problem for each given argument; rayjobs supports none of them."""
     why = {
         "source_directory_data_store": (
@@ -130,7 +130,7 @@ def unsupported(**given: Any) -> list[Problem]:
             "Leave it out; the job's first error names a missing package.",
         ),
     }
-    return [Problem(name, *why[name]) for name, value in given.items() if value is not None]
+    return [Problem(name, *why[name]) for name, value in kwargs.items() if value is not None]
 
 
 def inputs(given: Sequence[Any] | None) -> list[Problem]:

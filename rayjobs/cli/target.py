@@ -117,7 +117,7 @@ def create(
     cluster: str | None,
     start_timeout: float | None,
     without_token: bool,
-    **given: Any,
+    **kwargs: Any,
 ) -> None:
     """Attach a running Ray cluster, by default only one that requires a token.
 
@@ -136,7 +136,7 @@ def create(
     )
     if record.without_token:
         settings.note(NO_TOKEN.format(name=record.name))
-    set_limits(record.name, given)
+    set_limits(record.name, kwargs)
     if settings.as_json:
         print_json(asdict(record))
     else:

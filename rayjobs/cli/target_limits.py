@@ -128,7 +128,7 @@ def set_limits(target: str, given: dict[str, Any]) -> None:
 @json_option
 @common_options
 @click.pass_obj
-def limits(settings: Settings, /, name: str, **given: Any) -> None:
+def limits(settings: Settings, /, name: str, **kwargs: Any) -> None:
     """Show or change the limits of a target's queue. Running jobs are not affected."""
     from rayjobs.workspace import server_choice
 
@@ -136,7 +136,7 @@ def limits(settings: Settings, /, name: str, **given: Any) -> None:
     from rayjobs.core.paths import home
     from rayjobs.target.limits import load_limits
 
-    set_limits(name, given)
+    set_limits(name, kwargs)
     now = load_limits(name, home=home())
     if settings.as_json:
         print_json({"target": name, **asdict(now)})

@@ -107,13 +107,13 @@ class TargetActor:
             raise TargetError(f"the target {self.target} could not start: {self._error}")
         return self._identified(TargetAnswer()).to_json()
 
-    def workspace(self, method: str, *given: Any) -> Any:
+    def workspace(self, method: str, *args: Any) -> Any:
         """Answer an agent that does not share this machine's disk; see `WorkspaceServer`."""
         if method == "secrets":
             return TargetSecrets(self.target, home=self.home).values()
         if method not in ("about", "call", "read", "append", "keep", "keep_parts"):
             raise TargetError(f"the target {self.target} does not know the call {method!r}")
-        return getattr(self._server, method)(*given)
+        return getattr(self._server, method)(*args)
 
     def stop(self) -> None:
         """End the engine; attempts continue without it."""

@@ -63,9 +63,9 @@ class Served:
         """Return a name for a job that is unique over all workspaces of the target."""
         return f"{self.path}::{job_id}"
 
-    async def ask(self, function: Callable[..., Result], *arguments: Any, **more: Any) -> Result:
+    async def ask(self, function: Callable[..., Result], *arguments: Any, **kwargs: Any) -> Result:
         """Run one store call on a thread: a locked database must not stop the loop."""
-        return await asyncio.to_thread(function, *arguments, **more)
+        return await asyncio.to_thread(function, *arguments, **kwargs)
 
 
 Change = tuple[int, int]

@@ -501,11 +501,11 @@ class Engine:
                 supervisor.end_request.cancel()
 
 
-async def _think(count: int, function: Callable[..., Result], *given: Any, **more: Any) -> Result:
+async def _think(count: int, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     """Return a pure function's result; for a long queue, on a thread, to keep the loop free."""
     if count < LONG:
-        return function(*given, **more)
-    return await asyncio.to_thread(function, *given, **more)
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
 
 
 def _reasons(decisions: Decisions, keys: Collection[str] | None) -> dict[str, WaitingJob]:

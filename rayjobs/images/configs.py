@@ -16,7 +16,7 @@ def training_config(
     *,
     parameters: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
-    **more: Any,
+    **kwargs: Any,
 ) -> ScriptRunConfig:
     """Return the job of `rayjobs images train` as a configuration for `Experiment.submit`.
 
@@ -42,4 +42,4 @@ def training_config(
     checked = checked_parameters(given)
     values = {"train": train, "validation": validation, "model": model}
     words = options({**values, **checked, **(settings or {})})
-    return ScriptRunConfig(COMPONENT, "train.py", words, **more)
+    return ScriptRunConfig(COMPONENT, "train.py", words, **kwargs)

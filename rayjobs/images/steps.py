@@ -34,7 +34,7 @@ class ImageStep(PythonScriptStep):
         arguments: Sequence[Any],
         inputs: Sequence[Any],
         outputs: Sequence[Any],
-        **more: Any,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             script,
@@ -43,7 +43,7 @@ class ImageStep(PythonScriptStep):
             inputs=[one for one in inputs if one is not None and not isinstance(one, str)],
             outputs=[one for one in outputs if one is not None],
             source_directory=COMPONENT,
-            **more,
+            **kwargs,
         )
 
 
@@ -66,7 +66,7 @@ class ConvertToImageDirectory(ImageStep):
         validation_output: Any = None,
         validation_share: Any = 0.2,
         name: str = "convert",
-        **more: Any,
+        **kwargs: Any,
     ) -> None:
         _must_be_output("output", output)
         values = {
@@ -76,7 +76,7 @@ class ConvertToImageDirectory(ImageStep):
             "validation_share": None if validation_output is None else validation_share,
         }
         super().__init__(
-            "convert.py", name, options(values), [data], [output, validation_output], **more
+            "convert.py", name, options(values), [data], [output, validation_output], **kwargs
         )
 
 
@@ -95,13 +95,13 @@ class PyTorchModel(ImageStep):
     """
 
     def __init__(
-        self, model: Any, output: Any, weights: Any = None, name: str = "untrained", **more: Any
+        self, model: Any, output: Any, weights: Any = None, name: str = "untrained", **kwargs: Any
     ) -> None:
         _must_be_output("output", output)
         if not isinstance(model, PipelineParameter) and model not in NETWORKS:
             raise UsageError(f"{model!r} is not a network; use one of: {', '.join(NETWORKS)}")
         values = {"model": model, "output": output, "weights": weights}
-        super().__init__("untrained.py", name, options(values), [weights], [output], **more)
+        super().__init__("untrained.py", name, options(values), [weights], [output], **kwargs)
 
 
 class TrainPytorchModel(ImageStep):
@@ -134,7 +134,7 @@ class TrainPytorchModel(ImageStep):
         *,
         parameters: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
-        **more: Any,
+        **kwargs: Any,
     ) -> None:
         _must_be_output("output", output)
         given = dict(parameters or {})
@@ -151,7 +151,7 @@ class TrainPytorchModel(ImageStep):
             **(settings or {}),
         }
         super().__init__(
-            "train.py", name, options(values), [model, train, validation], [output], **more
+            "train.py", name, options(values), [model, train, validation], [output], **kwargs
         )
 
 
@@ -174,11 +174,11 @@ class ScoreImageModel(ImageStep):
         output: Any,
         table_format: Any = "parquet",
         name: str = "score",
-        **more: Any,
+        **kwargs: Any,
     ) -> None:
         _must_be_output("output", output)
         values = {"model": model, "data": data, "output": output, "format": table_format}
-        super().__init__("score.py", name, options(values), [model, data], [output], **more)
+        super().__init__("score.py", name, options(values), [model, data], [output], **kwargs)
 
 
 def _must_be_output(name: str, value: Any) -> None:

@@ -30,7 +30,7 @@ SLOWEST_BYTES_PER_S = 1_000_000.0
 KEPT_S = 60.0
 
 
-async def on_own_thread(function: Callable[..., Result], *given: Any) -> Result:
+async def on_own_thread(function: Callable[..., Result], *args: Any) -> Result:
     """Return the result of `function`, called on a new daemon thread.
 
     If canceled, this returns immediately; the thread continues until its function returns.
@@ -40,7 +40,7 @@ async def on_own_thread(function: Callable[..., Result], *given: Any) -> Result:
 
     def run() -> None:
         try:
-            result = function(*given)
+            result = function(*args)
         except BaseException as error:
             settle(done.set_exception, error)
         else:

@@ -67,7 +67,7 @@ def _direct(address: S3Address, workspace: str, scratch: Path | None) -> S3Blobs
     return blobs if record is not None and record.get("id") == workspace else None
 
 
-def ask_target(target: str, method: str, *given: Any) -> Any:
+def ask_target(target: str, method: str, *args: Any) -> Any:
     """Return the answer of the target's actor. Blocks: call it on a thread.
 
     Raises:
@@ -82,7 +82,7 @@ def ask_target(target: str, method: str, *given: Any) -> Any:
 
     try:
         actor = ray.get_actor(actor_name(target), namespace=NAMESPACE)
-        return ray.get(actor.workspace.remote(method, *given), timeout=ANSWER_S)
+        return ray.get(actor.workspace.remote(method, *args), timeout=ANSWER_S)
     except RayTaskError as error:
         cause = getattr(error, "cause", None)
         if isinstance(cause, (RayjobsError, DatastoreError)):
@@ -122,8 +122,8 @@ class RemoteBlobs(FetchedBlobs):
         self._ask = ask
         self._path = path
 
-    def _call(self, method: str, *given: Any) -> Any:
-        return self._ask("call", self._path, "blobs", method, given, {})
+    def _call(self, method: str, *args: Any) -> Any:
+        return self._ask("call", self._path, "blobs", method, args, {})
 
     def _upload(self, path: str | Path, key: str | None, digest: str | None) -> Blob:
         try:

@@ -514,7 +514,7 @@ def _bound(part: type, request: run_calls.Method) -> inspect.BoundArguments:
     return inspect.signature(getattr(part, request.method)).bind(None, *args, **kwargs)
 
 
-def _record_of(kind: type[Record], job: Job, **more: Any) -> Record:
+def _record_of(kind: type[Record], job: Job, **kwargs: Any) -> Record:
     return kind(
         id=job.id,
         name=job.display_name or job.name,
@@ -529,5 +529,5 @@ def _record_of(kind: type[Record], job: Job, **more: Any) -> Record:
         tags=dict(job.tags),
         properties=dict(job.properties),
         snapshot=job.snapshot,
-        **more,
+        **kwargs,
     )

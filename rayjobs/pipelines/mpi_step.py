@@ -255,10 +255,10 @@ def _wrong_reuse(allow_reuse: Any, version: Any) -> list[Problem]:
     return found
 
 
-def _wrong_lists(**given: Any) -> list[Problem]:
+def _wrong_lists(**kwargs: Any) -> list[Problem]:
     kinds = {"params": Mapping}
     return [
         Problem(key, f"{value!r:.80} is not a {'mapping' if key in kinds else 'list'}.")
-        for key, value in given.items()
+        for key, value in kwargs.items()
         if value is not None and not isinstance(value, kinds.get(key, list | tuple))
     ]

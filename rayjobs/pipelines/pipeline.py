@@ -287,9 +287,13 @@ register(Pipeline, submit_built)
 
 
 def _submit_steps(
-    experiment: Experiment, config: StepSequence, *, tags: dict[str, str] | None = None, **more: Any
+    experiment: Experiment,
+    config: StepSequence,
+    *,
+    tags: dict[str, str] | None = None,
+    **kwargs: Any,
 ) -> PipelineRun:
-    return submit_built(experiment, Pipeline(experiment.workspace, [config]), tags=tags, **more)
+    return submit_built(experiment, Pipeline(experiment.workspace, [config]), tags=tags, **kwargs)
 
 
 register(StepSequence, _submit_steps)

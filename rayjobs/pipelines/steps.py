@@ -125,7 +125,7 @@ class StepBase:
         job: Mapping[str, Any],
         *,
         params: Mapping[str, Any] | None = None,
-        **more: Any,
+        **kwargs: Any,
     ) -> StepSpec:
         values = dict(job)
         values["inputs"] = {**values.get("inputs", {}), **data.inputs}
@@ -147,7 +147,7 @@ class StepBase:
                 for one in self.outputs
                 if isinstance(one, PipelineData) and one._pipeline_output_name
             },
-            **more,
+            **kwargs,
         )
 
 

@@ -164,7 +164,7 @@ def serve(
 
 
 def config_of(
-    workspace: OpenWorkspace, listening: Listening, *, is_silent: bool = False, **more: Any
+    workspace: OpenWorkspace, listening: Listening, *, is_silent: bool = False, **kwargs: Any
 ) -> uvicorn.Config:
     """Return the uvicorn configuration for a workspace; `more` are additional options."""
     import uvicorn
@@ -188,5 +188,5 @@ def config_of(
         h11_max_incomplete_event_size=64 << 10,
         server_header=False,
         access_log=False,
-        **{"log_level": "info", **more},
+        **{"log_level": "info", **kwargs},
     )

@@ -54,9 +54,9 @@ class Model(BaseModel):
 
     if not TYPE_CHECKING:  # type checkers derive the arguments of each part from its fields
 
-        def __init__(self, /, **given: Any) -> None:
+        def __init__(self, /, **kwargs: Any) -> None:
             try:
-                super().__init__(**given)
+                super().__init__(**kwargs)
             except ValidationError as error:
                 raise spec_error(type(self), error) from None
 

@@ -22,7 +22,7 @@ ANSWER_S = (
 class LimitedConnection(psycopg.Connection[Any]):
     """A connection that is closed when an answer takes too long."""
 
-    def wait(self, gen: Any, *given: Any, **more: Any) -> Any:
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """Wait for an answer.
 
         Raises:
@@ -30,7 +30,7 @@ class LimitedConnection(psycopg.Connection[Any]):
                 executed.
         """
         try:
-            return super().wait(_limited(gen), *given, **more)
+            return super().wait(_limited(gen), *args, **kwargs)
         except _LateError:
             self.pgconn.finish()
             raise psycopg.OperationalError(

@@ -201,20 +201,20 @@ class Connection:
             ) from None
 
     def send(
-        self, verb: str, path: str, *, query: Mapping[str, str] | None = None, **more: Any
+        self, verb: str, path: str, *, query: Mapping[str, str] | None = None, **kwargs: Any
     ) -> http.client.HTTPResponse:
         """Return the answer to a request, with its body unread; see `json`.
 
         Retries end when the answer begins. A caller that reads the body sees a lost connection as
         an error, and calls `close` at the end.
         """
-        return cast(http.client.HTTPResponse, self._send(None, verb, path, query=query, **more))
+        return cast(http.client.HTTPResponse, self._send(None, verb, path, query=query, **kwargs))
 
     def whole(
-        self, verb: str, path: str, *, query: Mapping[str, str] | None = None, **more: Any
+        self, verb: str, path: str, *, query: Mapping[str, str] | None = None, **kwargs: Any
     ) -> bytes:
         """Return the body of the answer to a request; see `json`."""
-        return cast(bytes, self._send(_whole, verb, path, query=query, **more))
+        return cast(bytes, self._send(_whole, verb, path, query=query, **kwargs))
 
     def _send(
         self,

@@ -158,7 +158,7 @@ class Presigned:
     def _client(self) -> Any:
         return self._blobs.client()
 
-    def _signed(self, method: str, key: str, **more: Any) -> str:
+    def _signed(self, method: str, key: str, **kwargs: Any) -> str:
         if self._signs is None:
             self._signs = self._blobs.client()
             if self._endpoint is not None:
@@ -166,6 +166,6 @@ class Presigned:
                 self._signs = S3Blobs(address, self._blobs.scratch).client()
         return str(
             self._signs.generate_presigned_url(
-                method, Params={**self._object(key), **more}, ExpiresIn=VALID_S
+                method, Params={**self._object(key), **kwargs}, ExpiresIn=VALID_S
             )
         )

@@ -51,7 +51,7 @@ class AttemptRecord:
     nodes: list[NodeOfAttempt] = field(default_factory=list)
     is_workspace_gone: bool = False
 
-    async def write(self, function: Callable[..., Result], *given: Any, **more: Any) -> Result:
+    async def write(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Call a method of the store until it succeeds, even if the store is full or locked.
 
         In the meantime, the exit record on the node has the facts that are not written yet.
@@ -62,7 +62,7 @@ class AttemptRecord:
         pause_s = STORE_PAUSE_S
         while True:
             try:
-                return await self.served.ask(function, *given, **more)
+                return await self.served.ask(function, *args, **kwargs)
             except StoreError as error:
                 log.warning("%s waits for its store: %s", self.job.id, error)
                 if self.is_workspace_gone:
