@@ -2,6 +2,6 @@
 
 `engine` runs the loop of the queue, `attempt` supervises one attempt (start, end, records),
 `allocations` manages the reserved nodes, `recovery` takes over the work of an earlier actor,
-`tidying` removes leftovers, `ray` makes the queue's calls to Ray, `starter` starts the actor, and
-`actor` answers clients.
+`tidying` removes leftovers, `ray` makes the queue's calls to Ray, `starter` starts Ray and
+the actor, and `actor` answers clients.
 """

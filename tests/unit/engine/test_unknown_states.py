@@ -104,6 +104,25 @@ def test_a_node_that_only_answers_with_errors_ends_its_job_without_a_retry(
     play(scene, tmp_path)
 
 
+def test_the_end_of_a_lease_settles_an_attempt_whose_node_answers_with_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "FAULT_S", 0.05)
+
+    async def scene(here: World) -> None:
+        settle = Failing(monkeypatch, FakeAgent, "settle")
+        follow = Failing(monkeypatch, FakeAgent, "follow")
+        settle.error = follow.error = lambda: AgentFaultError("KeyError: 'oh'")
+        job = here.submit(retries=Retries(system=3))
+        await here.until(lambda: settle.failures > 3)
+        follow.error = None
+        here.agent.instant = 0
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 2
+
+    play(scene, tmp_path, lease_s=0.5)
+
+
 def test_an_attempt_continues_while_ray_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
