@@ -123,7 +123,9 @@ def test_logs_of_several_jobs_name_the_job_of_each_line(queue: Queue, terminal: 
 def test_since_and_timestamps(queue: Queue, terminal: Terminal) -> None:
     job = queue.start(queue.submit())
     queue.store_file(job, "azureml-logs/70_driver_log.txt", b"early\nlate\nlater\n")
-    now = time.time()
+    now = float(
+        int(time.time())
+    )  # notes have two decimals, which would round up to the next second
     notes = f"{now - 7200:.2f} 0 6\nno note\nnan 0 10\n1e300 0 10\n"
     notes += f"{now - 60:.2f} 0 11\n{now - 5:.2f} 0 17\n"
     queue.store_file(job, "azureml-setup/log_times.txt", notes.encode())
