@@ -207,12 +207,16 @@ class Recovery:
         return await asyncio.gather(*map(known, nodes, settled))
 
     async def _give_up_unknown(
-        self, supervisor: AttemptSupervisor, settled: Sequence[Settled]
+        self, supervisor: AttemptSupervisor, settled: Sequence[Settled], why: str
     ) -> bool:
-        """End a job without a retry if the state of its attempt cannot be determined."""
+        """End a job without a retry if the state of its attempt cannot be determined.
+
+        Args:
+            why: What interrupted the attempt.
+        """
         if all(one.state is not Found.UNKNOWN for one in settled):
             return False
-        message = "the target actor was replaced, and the state of its attempt is unknown"
+        message = f"{why}, and the state of its attempt is unknown"
         await supervisor.ending.lose(message, proven=False, outcome=Outcome.SYSTEM, may_run=True)
         return True
 
@@ -251,7 +255,7 @@ class Recovery:
                     [one.exit for one in ended if one.exit is not None]
                 )
                 return
-            if await self._give_up_unknown(supervisor, ended):
+            if await self._give_up_unknown(supervisor, ended, "the target actor was replaced"):
                 return
             proven = all(one.proven for one in ended)
             if job.state in (JobState.PROVISIONING, JobState.PREPARING):
@@ -338,7 +342,7 @@ class Recovery:
             if is_early:
                 await supervisor.record.move_to_running(job.state)
             await supervisor.ending.finalise(finished)
-        elif await self._give_up_unknown(supervisor, settled):
+        elif await self._give_up_unknown(supervisor, settled, why):
             return
         elif job.cancel_requested_at is not None:
             await supervisor.ending.cancel(proven=all(one.proven for one in settled))

@@ -207,6 +207,27 @@ def test_a_faulty_node_delays_no_other_job(
     play(scene, tmp_path, cpus=4.0)
 
 
+def test_a_new_actor_ends_a_job_whose_node_only_answers_with_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "FAULT_S", 0.1)
+
+    async def scene(here: World) -> None:
+        job = here.submit(retries=Retries(system=3, node_lost=3))
+        await here.launched(job)
+        await here.crash()
+        here.cluster.id = "cluster-2"
+        here.cluster.groups.clear()
+        settle = Failing(monkeypatch, FakeAgent, "settle")
+        settle.error = lambda: AgentFaultError("KeyError: 'oh'")
+        await here.restart()
+        failed = await here.state(job, JobState.FAILED)
+        assert failed.attempt == 1
+        assert "restarted, and the state of its attempt is unknown. It is not" in failed.reason
+
+    play(scene, tmp_path)
+
+
 def test_a_silent_node_delays_the_recovery_of_no_other_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
