@@ -78,23 +78,28 @@ class Settling:
     ) -> Settled:
         """Ask until the state is known.
 
-        It stays unknown only if the agent answers with errors for `FAULT_S` seconds, and the host
-        has no lease that ends it.
+        It stays unknown only if the agent answers with errors, and nothing else, for `FAULT_S`
+        seconds, and the host has no lease that ends it.
 
         Args:
             report: Called once with the reason if this takes long.
         """
         loop = asyncio.get_running_loop()
         since_s = loop.time()
+        faults_since_s: float | None = None
         while True:
             found = await self._ask(node, end=end, restarted=restarted, waits=True)
             if isinstance(found, Settled):
                 return found
-            waited_s = loop.time() - since_s
-            if report is not None and waited_s >= REPORT_S:
+            now_s = loop.time()
+            if report is not None and now_s - since_s >= REPORT_S:
                 await report(found.why)
                 report = None
-            if found.is_fault and waited_s >= FAULT_S:
+            if not found.is_fault:
+                faults_since_s = None
+            elif faults_since_s is None:
+                faults_since_s = now_s
+            if faults_since_s is not None and now_s - faults_since_s >= FAULT_S:
                 if not node.on.lease_s:
                     return Settled(Found.UNKNOWN)
                 if self._leases.is_over(node):

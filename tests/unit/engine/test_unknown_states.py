@@ -104,6 +104,31 @@ def test_a_node_that_only_answers_with_errors_ends_its_job_without_a_retry(
     play(scene, tmp_path)
 
 
+def test_an_error_after_a_long_outage_is_not_a_node_that_only_answers_with_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "FAULT_S", 0.3)
+
+    async def scene(here: World) -> None:
+        settle = Failing(monkeypatch, FakeAgent, "settle")
+        follow = Failing(monkeypatch, FakeAgent, "follow")
+        follow.error = lambda: AgentFaultError("KeyError: 'oh'")
+        settle.error = lambda: ClusterUnreachableError("Ray does not answer")
+        job = here.submit(retries=Retries(system=3))
+        await here.until(lambda: settle.failures > 0)
+        await asyncio.sleep(2 * settling.FAULT_S)
+        seen, fault = settle.failures, [AgentFaultError("KeyError: 'oh'")]
+        away = ClusterUnreachableError("Ray does not answer")
+        settle.error = lambda: fault.pop() if fault else away
+        await here.until(lambda: settle.failures > seen + 3)
+        follow.error = settle.error = None
+        here.agent.instant = 0
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 2
+
+    play(scene, tmp_path)
+
+
 def test_the_end_of_a_lease_settles_an_attempt_whose_node_answers_with_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
