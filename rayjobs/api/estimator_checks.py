@@ -145,7 +145,7 @@ def inputs(given: Sequence[Any] | None) -> list[Problem]:
 def entry_script(
     source: Path, script: str | None, *, validate: bool, show_warnings: bool
 ) -> list[Problem]:
-    """Return a problem if there is no script or, with `validate`, if it is not valid Python.
+    """Return a problem if the script is missing or, with `validate`, is not valid Python.
 
     Args:
         show_warnings: Also print Python's warnings from compiling the script.

@@ -210,7 +210,7 @@ class ServedElsewhereError(TargetError):
 
 
 class TransitionError(RayjobsError):
-    """A job's state does not allow the change, or is no longer the one that the caller saw."""
+    """The job's state does not allow the change, or has changed since the caller read it."""
 
 
 class TakenOverError(TransitionError):
