@@ -113,6 +113,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker(group) and not item.get_closest_marker("xdist_group"):
                 item.add_marker(pytest.mark.xdist_group(group))
                 break
+        group_of_item = item.get_closest_marker("xdist_group")
+        if "shared_head" in getattr(item, "fixturenames", ()) and (
+            group_of_item is None or group_of_item.args != ("ray",)
+        ):
+            # The worker that ends first would stop the target of the other one.
+            raise pytest.UsageError(f"{item.nodeid} uses `shared_head`: its group must be `ray`")
         # The first of these tests waits for the server, which a busy machine makes slow.
         is_grouped = any(item.get_closest_marker(group) for group in GROUPS)
         if is_grouped and not item.get_closest_marker("timeout"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import field, replace
@@ -27,6 +28,9 @@ PLACE_TIMEOUT_S = 30.0
 LINGER_S = 10.0
 # How long Ray's own state may lag behind our changes.
 SETTLE_S = 2.0
+
+# CPUs, GPUs and bytes of memory.
+_Use = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,10 @@ class Allocations:
         self._allocations: dict[str, KnownAllocation] = {}
         # Allocations whose group may still exist, or whose row does not yet record the release.
         self._unreleased: dict[str, KnownAllocation] = {}
-        self._changed_s = clock.monotonic_s()
-        self._foreign: dict[str, tuple[float, float, float]] = {}
+        # When each group was made, and when the latest ones were removed (infinite: not yet).
+        self._made_s: dict[str, float] = {}
+        self._removed: dict[str, tuple[float, KnownAllocation]] = {}
+        self._foreign: dict[str, _Use] = {}
         self._growing: dict[str, _Growing] = {}
 
     @property
@@ -117,13 +123,14 @@ class Allocations:
     def know(self, allocation: KnownAllocation) -> None:
         """Take over an allocation from a store (recovery)."""
         self._allocations[allocation.name] = allocation
-        self._touch()
+        self._made_s[allocation.name] = -math.inf
+        self._removed.pop(allocation.name, None)  # forgotten at the path of a moved workspace
 
     def forget(self, allocation: KnownAllocation) -> None:
         """Stop counting an allocation that another target actor owns."""
         self._allocations.pop(allocation.name, None)
         self._growing.pop(allocation.name, None)
-        self._touch()
+        self._note_removed(allocation)
 
     def forget_all(self, *, of: Served) -> None:
         """Stop counting the allocations of a workspace that is taken over at another path."""
@@ -142,23 +149,18 @@ class Allocations:
         started in the meantime replaces one of them.
 
         Idle allocations count as free: they are released on demand. Ray's figures lag behind
-        changes by up to 0.2 s, so they are used only to find the use by others, and only after
-        some time without changes by rayjobs.
+        changes, so they are used only to find the use by others.
         """
         ours: dict[str, list[Shape]] = {}
-        every: dict[str, list[Shape]] = {}
         for allocation in self._allocations.values():
-            for at in () if allocation.growing else allocation.nodes:
-                every.setdefault(at, []).append(allocation.shape)
-                if allocation.job is not None or allocation.draining:
+            if allocation.job is not None or allocation.draining:
+                for at in () if allocation.growing else allocation.nodes:
                     ours.setdefault(at, []).append(allocation.shape)
         suspected = self._used_by_suspects(nodes)
-        quiet = self._clock.monotonic_s() - self._changed_s > SETTLE_S
+        self._foreign = self._used_by_others(nodes)
         capacities = []
         for node in nodes:
-            if quiet:
-                self._foreign[node.node_id] = _foreign(node, every.get(node.node_id, []))
-            cpus, gpus, memory = self._foreign.get(node.node_id, (0.0, 0.0, 0.0))
+            cpus, gpus, memory = self._foreign[node.node_id]
             used = [*ours.get(node.node_id, []), *suspected.get(node.node_id, [])]
             capacities.append(
                 NodeCapacity(
@@ -179,6 +181,36 @@ class Allocations:
             )
             self._allocations[allocation.name] = replace(allocation, nodes=expected)
         return capacities
+
+    def _used_by_others(self, nodes: Sequence[NodeInfo]) -> dict[str, _Use]:
+        """Return what other programs use on each node.
+
+        Ray's figures are at most `SETTLE_S` old. At that time, each group that has changed since
+        may have existed or not: this gives a lowest and a highest value. An earlier value between
+        them is kept, so that many short jobs do not hide the use by others.
+        """
+        settled_s = self._clock.monotonic_s() - SETTLE_S
+        self._removed = {name: one for name, one in self._removed.items() if one[0] >= settled_s}
+        most: dict[str, list[Shape]] = {}
+        least: dict[str, list[Shape]] = {}
+        gone = [allocation for _removed_s, allocation in self._removed.values()]
+        for allocation in (*self._allocations.values(), *gone):
+            is_settled = self._made_s.get(allocation.name, math.inf) < settled_s
+            for at in () if allocation.growing else allocation.nodes:
+                most.setdefault(at, []).append(allocation.shape)
+                if is_settled:
+                    least.setdefault(at, []).append(allocation.shape)
+        found: dict[str, _Use] = {}
+        for node in nodes:
+            before = self._foreign.get(node.node_id, (0.0, 0.0, 0.0))
+            lowest = _foreign(node, most.get(node.node_id, []))
+            highest = _foreign(node, least.get(node.node_id, []))
+            cpus, gpus, memory = (
+                min(max(one, low), high)
+                for one, low, high in zip(before, lowest, highest, strict=True)
+            )
+            found[node.node_id] = (cpus, gpus, memory)
+        return found
 
     def _used_by_suspects(self, nodes: Sequence[NodeInfo]) -> dict[str, list[Shape]]:
         """Return what attempts may still use on machines that joined again under a new node id.
@@ -235,7 +267,6 @@ class Allocations:
         """Assign an idle allocation to the job in memory (the store follows)."""
         taken = replace(allocation, job=key)
         self._allocations[allocation.name] = taken
-        self._touch()
         return taken
 
     def reserve_new(
@@ -262,7 +293,6 @@ class Allocations:
             self._growing[name] = _Growing(requested, types, frozenset(up))
         allocation = KnownAllocation(name, served, shape, nodes, (), key, since_s, growing=growing)
         self._allocations[name] = allocation
-        self._touch()
         return allocation
 
     async def create(self, allocation: KnownAllocation) -> KnownAllocation:
@@ -280,11 +310,11 @@ class Allocations:
                 )
             placed = replace(allocation, nodes=nodes, growing=False)
             self._allocations[allocation.name] = placed
+            self._made_s[allocation.name] = self._clock.monotonic_s()
             self._growing.pop(allocation.name, None)
             gpus = await self._cluster.gpu_ids(allocation.name, allocation.shape)
             placed = replace(placed, gpus=gpus)
             self._allocations[allocation.name] = placed
-            self._touch()
             await allocation.served.ask(
                 allocation.served.store.place_allocation, allocation.name, nodes=nodes, gpus=gpus
             )
@@ -341,7 +371,6 @@ class Allocations:
             suspects=() if proven else tuple(suspects),
         )
         self._allocations[allocation.name] = freed
-        self._touch()
         try:
             await allocation.served.ask(
                 allocation.served.store.free_allocation,
@@ -359,7 +388,7 @@ class Allocations:
         """Remove the group, then record that."""
         self._allocations.pop(allocation.name, None)
         self._growing.pop(allocation.name, None)
-        self._touch()
+        self._note_removed(allocation, at_s=math.inf)
         try:
             await self._cluster.remove_group(allocation.name)
             await allocation.served.ask(allocation.served.store.release_allocation, allocation.name)
@@ -368,6 +397,8 @@ class Allocations:
             self._unreleased[allocation.name] = allocation
         else:
             self._unreleased.pop(allocation.name, None)
+        finally:
+            self._note_removed(allocation)
 
     async def release_old(self) -> None:
         """Release allocations that were idle for too long, and earlier failures to release."""
@@ -415,11 +446,13 @@ class Allocations:
             or sum(shape.memory for shape in here) > info.memory + 1e-6
         )
 
-    def _touch(self) -> None:
-        self._changed_s = self._clock.monotonic_s()
+    def _note_removed(self, allocation: KnownAllocation, *, at_s: float | None = None) -> None:
+        self._made_s.pop(allocation.name, None)
+        removed_s = self._clock.monotonic_s() if at_s is None else at_s
+        self._removed[allocation.name] = (removed_s, allocation)
 
 
-def _foreign(node: NodeInfo, ours: list[Shape]) -> tuple[float, float, float]:
+def _foreign(node: NodeInfo, ours: list[Shape]) -> _Use:
     return (
         max(0.0, node.cpus - node.free_cpus - sum(shape.cpus for shape in ours)),
         max(0.0, node.gpus - node.free_gpus - sum(shape.gpus for shape in ours)),

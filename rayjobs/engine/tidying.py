@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from rayjobs.core.errors import NotFoundError, RayjobsError
+from rayjobs.core.errors import NotFoundError, RayjobsError, StoreError
 from rayjobs.engine.attempt.supervisor import SupervisorParts
 from rayjobs.engine.attempts import AttemptsInProgress
-from rayjobs.engine.board import Board
+from rayjobs.engine.board import Board, Served
 from rayjobs.engine.recovery import Recovery
 from rayjobs.protocol.agent import NodeInfo
 from rayjobs.protocol.calls import CLEAN_FOLDERS, UNCLEANED, CleanFolders, Nothing, Uncleaned
@@ -87,23 +87,30 @@ class Tidying:
         for served in self._board.served:
             if not self._recovery.has_taken_over(served):
                 continue
-            rows = await served.ask(served.store.allocations, self._parts.target)
-            live = await served.ask(served.store.live, self._parts.target)
-            attempts = {(job.id, attempt.number) for job, attempt in live}
-            if await self._recovery.is_replaced(served):
-                continue
-            # Checked last: an allocation of this actor is known before its row is written.
-            known = {allocation.name for allocation in self._parts.allocations.all}
-            for row in rows:
-                if row.name not in known and (row.job, row.attempt) not in attempts:
-                    log.info("the allocation %s belongs to no job", row.name)
-                    await self._recovery.drop_row(served, row, {}, nodes, restarted=False)
+            try:
+                await self._drop_unowned_rows_of(served, nodes)
+            except StoreError as error:  # the other workspaces are tidied
+                log.info("allocations of %s are not tidied: %s", served.path, error)
+
+    async def _drop_unowned_rows_of(self, served: Served, nodes: Sequence[NodeInfo]) -> None:
+        rows = await served.ask(served.store.allocations, self._parts.target)
+        live = await served.ask(served.store.live, self._parts.target)
+        attempts = {(job.id, attempt.number) for job, attempt in live}
+        if await self._recovery.is_replaced(served):
+            return
+        # Checked last: an allocation of this actor is known before its row is written.
+        known = {allocation.name for allocation in self._parts.allocations.all}
+        for row in rows:
+            if row.name not in known and (row.job, row.attempt) not in attempts:
+                log.info("the allocation %s belongs to no job", row.name)
+                await self._recovery.drop_row(served, row, {}, nodes, restarted=False)
 
     async def remove_unowned_groups(self) -> None:
         """Remove groups without an allocation: made during their job's cancel, or forgotten.
 
         Only if every workspace is taken over: one that cannot be opened now may own groups. And
-        only by the actor with the newest claims: it does not know the groups of the next actor.
+        only by the actor with the newest claims, which every store must confirm: it does not know
+        the groups of the next actor.
         """
         if not self._recovery.is_complete:
             return
@@ -112,7 +119,11 @@ class Tidying:
         known = {allocation.name for allocation in self._parts.allocations.all}
         # Checked after the list: the next actor claims before it makes or takes over a group.
         for served in self._board.served:
-            if await self._recovery.is_replaced(served):
+            try:
+                if await self._recovery.is_replaced(served):
+                    return
+            except StoreError as error:
+                log.info("groups are not tidied while %s cannot be read: %s", served.path, error)
                 return
         for name in groups:
             if name not in known:
@@ -159,6 +170,8 @@ class Tidying:
                 attempts = await served.ask(served.store.attempts, job)
             except NotFoundError:
                 continue
+            except StoreError:
+                return False  # the job may be one of this workspace
             if attempts:
                 return any(
                     known.number == number and known.ended_at is not None for known in attempts

@@ -157,7 +157,6 @@ def test_all_kinds_of_values_are_logged_and_read_back(
     assert any(name.startswith("Hyperbolic Tangent") for name in run.get_file_names())
 
 
-@pytest.mark.xdist_group("horovod")
 def test_horovod_trains_on_two_nodes(local_target: LocalTarget, own_home: Path) -> None:
     folder = copy_twin("horovod", own_home)
     (folder / "gpus.py").write_text(NO_GPUS)

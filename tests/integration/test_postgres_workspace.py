@@ -10,6 +10,7 @@ import pytest
 from rayjobs.cli.main import run
 from rayjobs.workspace.shared import create_in
 from tests.storage.postgres import Postgres, server
+from tests.support.jobs import leaving
 from tests.support.local_target import LocalTarget
 
 __all__ = ["server"]
@@ -36,26 +37,27 @@ def test_a_job_runs_with_its_records_in_postgres(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     create_in(tmp_path / "w", server.url).store.close()
-    monkeypatch.setenv("RAYJOBS_WORKSPACE", str(tmp_path / "w"))
-    script = tmp_path / "code" / "train.py"
-    script.parent.mkdir()
-    script.write_text(SCRIPT)
-    assert run(["submit", "--attach", "--retries", "1", str(script)]) == 0
-    assert "trained" in capfd.readouterr().out
-    # The server is restarted between two jobs: the target continues with new connections.
-    server.kill()
-    server.start()
-    assert run(["submit", "--attach", str(script)]) == 0
-    capfd.readouterr()
-    assert run(["ls", "--json", "-a"]) == 0
-    jobs = json.loads(capfd.readouterr().out)
-    assert [job["state"] for job in jobs] == ["Completed", "Completed"]
-    assert run(["metrics", "train-1", "--json"]) == 0
-    assert len(json.loads(capfd.readouterr().out)["metrics"]["loss"]) == 5
-    assert run(["download", "train-1", "outputs/model.txt", "-o", "-"]) == 0
-    assert capfd.readouterr().out == "weights"
-    assert run(["workspace", "check"]) == 0
-    assert "2 jobs" in capfd.readouterr().out
-    assert run(["db", "check"]) == 2
-    assert "is in PostgreSQL" in capfd.readouterr().err
-    assert not (tmp_path / "w" / "store.db").exists()
+    with leaving(tmp_path / "w"):
+        monkeypatch.setenv("RAYJOBS_WORKSPACE", str(tmp_path / "w"))
+        script = tmp_path / "code" / "train.py"
+        script.parent.mkdir()
+        script.write_text(SCRIPT)
+        assert run(["submit", "--attach", "--retries", "1", str(script)]) == 0
+        assert "trained" in capfd.readouterr().out
+        # The server is restarted between two jobs: the target continues with new connections.
+        server.kill()
+        server.start()
+        assert run(["submit", "--attach", str(script)]) == 0
+        capfd.readouterr()
+        assert run(["ls", "--json", "-a"]) == 0
+        jobs = json.loads(capfd.readouterr().out)
+        assert [job["state"] for job in jobs] == ["Completed", "Completed"]
+        assert run(["metrics", "train-1", "--json"]) == 0
+        assert len(json.loads(capfd.readouterr().out)["metrics"]["loss"]) == 5
+        assert run(["download", "train-1", "outputs/model.txt", "-o", "-"]) == 0
+        assert capfd.readouterr().out == "weights"
+        assert run(["workspace", "check"]) == 0
+        assert "2 jobs" in capfd.readouterr().out
+        assert run(["db", "check"]) == 2
+        assert "is in PostgreSQL" in capfd.readouterr().err
+        assert not (tmp_path / "w" / "store.db").exists()

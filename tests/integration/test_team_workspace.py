@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rayjobs.workspace import shared
 from tests.storage.blobs import address_in, given_keys, target
 from tests.storage.postgres import Postgres, server
 from tests.storage.server import S3Server, s3_server
+from tests.support.jobs import leaving
 from tests.support.local_target import LocalTarget
 from tests.support.machines_apart import OtherMachine, needs_mounts
 
@@ -49,7 +51,7 @@ def team(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-) -> OtherMachine:
+) -> Iterator[OtherMachine]:
     """A second machine that joined the workspace served by the target of the first one."""
     needs_mounts()
     here, there = tmp_path / "here", tmp_path / "there"
@@ -69,7 +71,8 @@ def team(
     store = shown["join"].split("'")[1]
     joined = other.run("workspace", "add", str(there / "w"), "--store", store)
     assert joined.returncode == 0, joined.stderr
-    return other
+    with leaving(here / "w"):
+        yield other
 
 
 def test_whole_job_lifecycle_from_another_machine(team: OtherMachine, tmp_path: Path) -> None:

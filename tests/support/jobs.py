@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import textwrap
 import time
@@ -20,7 +22,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.spec.model import JobSpec
 from rayjobs.submit.submitting import submit
-from rayjobs.target import starting
+from rayjobs.target import starting, targets
 from rayjobs.workspace.folder import OpenWorkspace, locate, open_workspace
 
 DEADLINE_S = 150.0
@@ -71,14 +73,8 @@ class Jobs:
             now = self.job(job)
             return now if now.state.is_final or now.state is state else None
 
-        try:
+        with self._explained(job):
             found = until(reached, f"{job.id} ends (or is {state})", **more)
-        except AssertionError as error:
-            now = self.job(job)
-            raise AssertionError(
-                f"{error}; it is {now.state} ({now.reason}), attempt {now.attempt}: "
-                f"{[event.message for event in self.store.events(job.id)][-8:]}"
-            ) from None
         assert found is not None
         if state is not None:
             assert found.state is state, (found.state, found.reason, self.log(job))
@@ -100,7 +96,22 @@ class Jobs:
             hosts = attempts[-1].hosts if attempts else ()
             return hosts[0] if hosts and hosts[0].pid is not None else None
 
-        return until(record, f"{job.id} has a host")  # type: ignore[return-value]
+        with self._explained(job):
+            return until(record, f"{job.id} has a host")  # type: ignore[return-value]
+
+    @contextlib.contextmanager
+    def _explained(self, job: Job) -> Iterator[None]:
+        """Add to a failed assertion what the store and the target say of the job."""
+        try:
+            yield
+        except AssertionError as error:
+            now = self.job(job)
+            target = targets.target_status(now.spec.target, home=home(), ask=True).detail
+            raise AssertionError(
+                f"{error}; it is {now.state} ({now.reason}), attempt {now.attempt}: "
+                f"{[event.message for event in self.store.events(job.id)][-8:]}; "
+                f"its target: {None if target is None else target.to_json()}"
+            ) from None
 
     def host_process(self, job: Job) -> Identity:
         """Return the process of the attempt's host, once it runs."""
@@ -111,7 +122,8 @@ class Jobs:
     def wait_for_output(self, job: Job, text: bytes) -> None:
         """Wait until the running job has printed `text`."""
         path = self.root(job) / "log" / "driver_0.log"
-        until(lambda: path.exists() and text in path.read_bytes(), f"{job.id} prints {text!r}")
+        with self._explained(job):
+            until(lambda: path.exists() and text in path.read_bytes(), f"{job.id} prints {text!r}")
 
     def log(self, job: Job) -> bytes:
         """Return the stored driver log; empty while there is none."""
@@ -151,13 +163,33 @@ def jobs(local_target: object, tmp_path: Path) -> Iterator[Jobs]:
     workspace = open_workspace(locate())
     made = Jobs(workspace, tmp_path)
     yield made
+    end_jobs(made)
+    workspace.close()
+
+
+def end_jobs(made: Jobs) -> None:
+    """Cancel the jobs of a workspace, and wait until they have ended."""
     for job in made.store.jobs():
         if not job.state.is_final:
             made.store.request_cancel(job.id)
-    wake(workspace)
+    wake(made.workspace)
     for job in made.store.jobs():
         made.wait(job)
-    workspace.close()
+
+
+@contextlib.contextmanager
+def leaving(folder: Path) -> Iterator[None]:
+    """End the jobs of a workspace and remove it, before its database and storage end.
+
+    Otherwise, the shared target may keep their resources from all later tests: a workspace that
+    it cannot read may have running jobs.
+    """
+    try:
+        yield
+    finally:
+        with open_workspace(folder) as workspace:
+            end_jobs(Jobs(workspace, folder))
+        shutil.rmtree(folder)
 
 
 def wake(workspace: OpenWorkspace) -> bool:

@@ -101,7 +101,7 @@ def local_target(
     own_home: Path,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
-) -> LocalTarget:
+) -> Iterator[LocalTarget]:
     """The running `local` target, with RAYJOBS_HOME set to its home.
 
     RAYJOBS_WORKSPACE stays the test's own. Tests that use it are marked `ray`: all of them then
@@ -109,4 +109,18 @@ def local_target(
     """
     assert request.node.get_closest_marker("ray"), "mark this test with pytest.mark.ray"
     monkeypatch.setenv("RAYJOBS_HOME", str(shared_head.home))
-    return shared_head
+    yield shared_head
+    _check_workspaces(shared_head)
+
+
+def _check_workspaces(target: LocalTarget) -> None:
+    """Check that the target can read every workspace whose folder exists.
+
+    It keeps the resources of the others, whose jobs may run, from all later tests.
+    """
+    from rayjobs.target import targets
+
+    detail = targets.target_status(target.name, home=target.home, ask=True).detail
+    unread = {} if detail is None else detail.refused
+    left = {path: why for path, why in unread.items() if Path(path).is_dir()}
+    assert not left, f"remove them at the end of the test, see `leaving`: {left}"

@@ -20,6 +20,7 @@ from rayjobs.workspace import shared
 from tests.storage.blobs import address_in
 from tests.storage.postgres import Postgres
 from tests.storage.server import S3Server
+from tests.support.jobs import leaving
 from tests.support.local_target import LocalTarget
 from tests.support.machines_apart import OtherMachine, needs_mounts
 
@@ -122,7 +123,8 @@ def team_servers(
     try:
         for one in made:
             one.start()
-        yield TeamServers(made[0], made[1], client, token, here / "w", made)
+        with leaving(here / "w"):
+            yield TeamServers(made[0], made[1], client, token, here / "w", made)
     finally:
         for one in made:
             one.kill()
