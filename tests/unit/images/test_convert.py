@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import tarfile
@@ -75,6 +76,43 @@ def test_the_rest_of_a_tar_that_is_cut_off_is_left_out(data: Path, tmp_path: Pat
     assert 0 < done.training < 36
     assert "the rest of b.tar.gz" in done.unreadable
     assert all("cannot be read from the archive" in why for why in done.unreadable.values())
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ("header", "bad checksum"),
+        ("zeros", "but more data follows"),
+        ("cut off", "empty header"),
+        ("cut off in a header", "truncated header"),
+    ],
+    ids=["header", "zeros", "cut off", "cut off in a header"],
+)
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+def test_the_rest_of_a_tar_after_a_damaged_header_is_reported(
+    damage: str, why: str, suffix: str, data: Path, tmp_path: Path
+) -> None:
+    image = data / "val" / "red" / "0.png"
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in ("0", "1", "2"):
+            archive.add(image, f"red/{name}.png")
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        start = archive.getmember("red/1.png").offset
+    content = (tmp_path / "a.tar").read_bytes()
+    damaged = {
+        "header": content[:start] + b"?" + content[start + 1 :],
+        "zeros": content[:start] + bytes(512) + content[start + 512 :],
+        "cut off": content[:start],
+        "cut off in a header": content[: start + 100],
+    }[damage]
+    source = tmp_path / f"b.{suffix}"
+    source.write_bytes(gzip.compress(damaged) if suffix == "tar.gz" else damaged)
+    done = convert(str(source), str(tmp_path / "out"))
+    assert done.training == 1
+    (found,) = done.unreadable.items()
+    assert found[0] == f"the rest of b.{suffix}"
+    assert found[1].startswith("cannot be read from the archive (") and why in found[1]
+    assert f"at byte {start}" in found[1]
 
 
 def test_a_file_that_cannot_be_opened_is_left_out(photos: Path, tmp_path: Path) -> None:

@@ -20,6 +20,27 @@ from .loading import cores
 
 REPORT = "convert.json"
 AT_ONCE = 256
+READ_BYTES = 1 << 20
+
+
+class _Member(tarfile.TarInfo):
+    """A member of a tar archive. `tarfile` takes a damaged header for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
+        """Return the next member.
+
+        Raises:
+            ReadError: the next block is neither a header nor the mark of the archive's end.
+        """
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # missing in its stub
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(
+                f"{error} at byte {archive.offset}: it is damaged or cut off"
+            ) from error
 
 
 @dataclass
@@ -214,11 +235,13 @@ def _of_zip(source: str, done: Converted) -> Iterator[tuple[str, Callable[[], by
 
 
 def _of_tar(source: str, done: Converted) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    with tarfile.open(source) as archive:
+    with tarfile.open(source, tarinfo=_Member) as archive:
         members = iter(archive)
         while True:
             try:
                 member = next(members, None)
+                if member is None:  # fault 185: a header of zeros looks like the end
+                    _check_end(archive)
             except Exception as error:
                 done.unreadable[f"the rest of {os.path.basename(source)}"] = _damage(error)
                 return
@@ -232,6 +255,14 @@ def _of_tar(source: str, done: Converted) -> Iterator[tuple[str, Callable[[], by
                     done.unreadable[member.name] = _damage(error)
                     continue
                 yield member.name, lambda data=data: data  # type: ignore[misc]
+
+
+def _check_end(archive: tarfile.TarFile) -> None:
+    """Raise ReadError if something else than zeros is after the end of an archive."""
+    assert archive.fileobj is not None
+    while block := archive.fileobj.read(READ_BYTES):
+        if block.strip(b"\0"):
+            raise tarfile.ReadError(f"its end is at byte {archive.offset}, but more data follows")
 
 
 def _damage(error: Exception) -> str:
