@@ -50,7 +50,8 @@ class ParallelRunConfig:
         run_max_try: Number of tries for a mini-batch that fails or takes too long.
         append_row_file_name: The name of the file of rows.
         **kwargs: allowed_failed_count: number of mini-batches that may fail (default: any);
-            allowed_failed_percent: percentage of mini-batches that may fail.
+            allowed_failed_percent: percentage of mini-batches that may fail. Both, and
+            `error_threshold`, may be a PipelineParameter, whose value is checked for each run.
 
     Raises:
         SpecError: an argument is wrong; lists all problems.
@@ -108,7 +109,7 @@ class ParallelRunConfig:
             run_invocation_timeout=(run_invocation_timeout, 1),
             allowed_failed_count=(allowed_failed_count, 0),
         )
-        percent = allowed_failed_percent
+        percent = default_of(allowed_failed_percent)
         if percent is not None and not (is_number(percent) and 0 <= percent <= 100):
             problems.append(
                 Problem("allowed_failed_percent", f"{percent!r:.80} is not a number from 0 to 100.")
@@ -227,12 +228,12 @@ class ParallelRunStep(ScriptStep):
         job["parallel_run"] = {
             "inputs": [data.add(one) for one in self._handed_out],
             "output": output,
-            "error_threshold": config.error_threshold,
+            "error_threshold": _stored(config.error_threshold, building),
             "output_action": config.output_action,
             "run_invocation_timeout_s": _stored(config.run_invocation_timeout, building),
             "run_max_try": _stored(config.run_max_try, building),
-            "allowed_failed_count": config.allowed_failed_count,
-            "allowed_failed_percent": config.allowed_failed_percent,
+            "allowed_failed_count": _stored(config.allowed_failed_count, building),
+            "allowed_failed_percent": _stored(config.allowed_failed_percent, building),
             "logging_level": _stored(config.logging_level, building),
         }
         if config.mini_batch_size is not None:

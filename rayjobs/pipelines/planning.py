@@ -30,6 +30,7 @@ from rayjobs.pipelines.spec import (
     StepSpec,
     chosen_values,
     outputs_of,
+    parameters_in,
     step_sources,
     texts_in,
     variable_of,
@@ -405,7 +406,8 @@ class _Maker:
             return None
         except SpecError as error:
             files = file_problems(values) if step.snapshot is None else []
-            found = [below(name, one) for one in [*error.problems, *files]]
+            wrong = [_with_parameters(step.job, one) for one in error.problems]
+            found = [below(name, one) for one in [*wrong, *files]]
             self.problems += {str(one): one for one in found}.values()
             return None
         self.warnings += [f"step {name}: {one}" for one in checked.warnings]
@@ -550,6 +552,13 @@ def below(step: str, one: Problem) -> Problem:
     meant = near(one.path, sorted(OWN_KEYS)) if one.is_unknown_key else ""
     path = f"steps.{step}.{one.path}" if one.path else f"steps.{step}"
     return replace(one, path=path, remedy=meant or one.remedy)
+
+
+def _with_parameters(job: Mapping[str, Any], one: Problem) -> Problem:
+    """Return a problem of a step's job that also names the parameters that set the field."""
+    texts = [text for at, text in texts_in(job) if ".".join(map(str, at)) == one.path]
+    named = [f"The parameter {name!r} sets it." for name in parameters_in(texts)]
+    return replace(one, remedy=" ".join([*([one.remedy] if one.remedy else []), *named]))
 
 
 def file_problems(job: Mapping[str, Any]) -> list[Problem]:

@@ -189,3 +189,42 @@ def test_job_file_may_use_a_parallel_run_and_is_checked(ws: Workspace) -> None:
     )
     found = [str(one) for one in checks.check(whole)]
     assert any("parallel_run.mini_batch_size" in one for one in found)
+
+
+def test_limits_of_failures_that_parameters_set_are_checked(ws: Workspace) -> None:
+    one = config(
+        ws,
+        error_threshold=PipelineParameter("threshold", 5),
+        allowed_failed_count=PipelineParameter("bad_batches", 1),
+        allowed_failed_percent=PipelineParameter("bad_percent", 10),
+    )
+    spec = Pipeline(ws, [step(ws, one)]).to_spec()
+    (ws.opened.path / "file").write_text("x")
+    ws.get_default_datastore().upload_files([str(ws.opened.path / "file")], target_path="in")
+    packer = Packer(ws.opened, stores=False)
+
+    def planned(**values: Any) -> Any:
+        run = plan(ws.opened, spec, experiment="dry", values=values, packer=packer)
+        found = run.steps[0].spec.parallel_run
+        assert found is not None
+        return found.error_threshold, found.allowed_failed_count, found.allowed_failed_percent
+
+    assert planned() == (5, 1, 10)
+    assert planned(threshold=-1, bad_batches=0, bad_percent=100) == (-1, 0, 100)
+    with pytest.raises(SpecError) as caught:
+        planned(threshold=-2, bad_batches=-1, bad_percent=101)
+    at = "steps.score-all.parallel_run"
+    for field, parameter in (
+        ("error_threshold: -2", "threshold"),
+        ("allowed_failed_count: -1", "bad_batches"),
+        ("allowed_failed_percent: 101", "bad_percent"),
+    ):
+        (found,) = [str(one) for one in caught.value.problems if f"{at}.{field}" in str(one)]
+        assert found.endswith(f"The parameter '{parameter}' sets it.")
+    assert len(caught.value.problems) == 3
+    with pytest.raises(SpecError, match="'two' is not of the type 'integer'"):
+        planned(bad_batches="two")
+    with pytest.raises(SpecError, match="allowed_failed_count: -1 is not a whole number, 0 or"):
+        config(ws, allowed_failed_count=PipelineParameter("bad_batches", -1))
+    with pytest.raises(SpecError, match="allowed_failed_percent: 101 is not a number from 0"):
+        config(ws, allowed_failed_percent=PipelineParameter("bad_percent", 101))
