@@ -298,7 +298,11 @@ class Environment(FixedAttributes):
         return self.build(workspace)
 
     def get_image_details(self, workspace: Workspace) -> dict[str, Any]:
-        """Return the environment's content, and whether this machine has built it."""
+        """Return the environment's content, and whether this machine has built it.
+
+        Raises:
+            PrepareError: the folder of this machine's environments cannot be used.
+        """
         from rayjobs.api import environment_registry as registry
 
         return registry.details(workspace, self)

@@ -127,7 +127,11 @@ def build(workspace: Workspace, environment: Environment) -> ImageBuild:
 
 
 def details(workspace: Workspace, environment: Environment) -> dict[str, Any]:
-    """Return an environment's content, and whether this machine has built it."""
+    """Return an environment's content, and whether this machine has built it.
+
+    Raises:
+        PrepareError: the folder of this machine's environments cannot be used.
+    """
     from rayjobs.submit import environments
 
     spec = environment.to_spec()

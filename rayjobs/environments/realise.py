@@ -29,7 +29,7 @@ from rayjobs.environments.horovod import adding
 from rayjobs.environments.inside import Image
 from rayjobs.environments.interpreter import Interpreter
 from rayjobs.environments.request import Request
-from rayjobs.environments.steps import Steps, cannot_be_kept
+from rayjobs.environments.steps import Steps, cannot_be_kept, cannot_be_used
 from rayjobs.environments.work import Realised, Work
 from rayjobs.spec import requirements
 
@@ -194,8 +194,19 @@ class Environments:
         return await self._interpreter(asked.get("python"), work)
 
     async def known(self, asked: Mapping[str, Any], work: Work) -> str | None:
-        """Return the name of a complete environment on this node; None if it must be built."""
-        self._cache.make()
+        """Return the name of a complete environment on this node; None if it must be built.
+
+        Raises:
+            PrepareError: the folder of the environments cannot be used, or a requested Python does
+                not exist.
+        """
+        try:
+            self._cache.make()
+            return await self._known(asked, work)
+        except OSError as error:
+            raise cannot_be_used(self._cache.root, error) from error
+
+    async def _known(self, asked: Mapping[str, Any], work: Work) -> str | None:
         request, _, of_conda = await self._request(asked, work)
         lock = self._cache.resolved(request.digest())
         if lock is None:

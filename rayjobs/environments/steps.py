@@ -28,6 +28,16 @@ def cannot_be_kept(root: Path, error: OSError) -> PrepareError:
     )
 
 
+def cannot_be_used(root: Path, error: OSError) -> PrepareError:
+    """Return the error of a folder of environments that cannot be read, or not be made."""
+    return PrepareError(
+        f"the environments in {root} cannot be used: {error.strerror or error} "
+        f"({error.filename or root}); check that the folder and its disk can be read and written, "
+        f"or name another folder with RAYJOBS_SCRATCH",
+        failure_class="storage" if error.errno in _DISK_FULL else "system",
+    )
+
+
 @dataclass(frozen=True)
 class Steps:
     """Runs the steps of builds in the cache of one node."""

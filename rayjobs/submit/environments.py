@@ -16,6 +16,7 @@ from rayjobs.core.errors import SpecError, UsageError
 from rayjobs.core.ids import token
 from rayjobs.environments.building import Control
 from rayjobs.environments.realise import Environments
+from rayjobs.environments.steps import cannot_be_used
 from rayjobs.environments.work import Realised, Work
 from rayjobs.spec.model import JobSpec, Packages
 from rayjobs.submit import checks
@@ -86,7 +87,11 @@ def lock_here(
 
 
 def key_here(asked: Packages | Mapping[str, Any]) -> str | None:
-    """Return the key of an environment if it is built on this machine's node, else None."""
+    """Return the key of an environment if it is built on this machine's node, else None.
+
+    Raises:
+        PrepareError: see `Environments.known`.
+    """
     try:
         spec = packages_of(asked)
     except (SpecError, UsageError):
@@ -100,10 +105,17 @@ def key_here(asked: Packages | Mapping[str, Any]) -> str | None:
 def working(
     tell: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[tuple[Environments, Work]]:
-    """Yield this machine's environments, and a `Work` without a job, in a temporary folder."""
+    """Yield this machine's environments, and a `Work` without a job, in a temporary folder.
+
+    Raises:
+        PrepareError: the folder of the environments cannot be used.
+    """
     node = paths.NodePaths(node_root(paths.home()))
-    node.root.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="environment-", dir=node.root))
+    try:
+        node.root.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="environment-", dir=node.root))
+    except OSError as error:
+        raise cannot_be_used(node.environments, error) from error
     try:
         attempt = paths.AttemptPaths(folder)
         attempt.tmp.mkdir()
