@@ -15,7 +15,9 @@ from rayjobs.api.run import JobRun
 from rayjobs.core.clock import SystemClock
 from rayjobs.core.errors import UsageError
 from rayjobs.core.paths import home as default_home
-from rayjobs.results import metrics
+from rayjobs.jobs.run_filter import RunFilter
+from rayjobs.results import run_metrics
+from rayjobs.results.run_files import RunFiles
 from rayjobs.submit import attaching
 from rayjobs.tuning import warm_start
 from rayjobs.tuning.errors import SweepUsageError
@@ -137,11 +139,28 @@ class HyperDriveRun(JobRun):
         run_type: str | None = None,
         populate: bool = False,
     ) -> dict[str, Any]:
-        """Return the logged metrics of each trial by run id; see `JobRun.get_metrics`."""
+        """Return the logged metrics of each trial by run id.
+
+        Args:
+            name: Return only this metric.
+            recursive: Also return those of the sweep itself and of the trials' child runs.
+            run_type: Return only runs of this type (see `Experiment.get_runs`).
+            populate: Return images as bytes instead of file names.
+        """
+        if recursive:
+            return super().get_metrics(name, recursive, run_type, populate)
+        wanted = RunFilter.of(run_type)
         return {
-            trial.job_id: metrics.values_by_name(self._store.metrics(trial.job_id, name=name))
+            trial.job_id: run_metrics.values(
+                self._store,
+                RunFiles(self._opened, trial.job_id),
+                trial.job_id,
+                name=name,
+                populate=populate,
+            )
             for trial in self.state.trials
             if trial.job_id is not None
+            and (run_type is None or wanted.accepts(self._store.job(trial.job_id)))
         }
 
     def wait_for_completion(

@@ -123,6 +123,38 @@ def test_run_returns_best_order_parameters_and_metrics(
     assert {child.id for child in run.get_children()} == set(by_id)
 
 
+def test_metrics_of_a_sweep_are_those_of_its_trials_or_of_all_runs_below_it(
+    world: World, experiment: Experiment
+) -> None:
+    run = submit(world, experiment, max_total_runs=2, max_concurrent_runs=2)
+    world.play()
+    trial, other = (
+        experiment.workspace.get_run(one.job_id) for one in run.state.trials if one.job_id
+    )
+    fold = trial.child_run("fold")
+    fold.log("loss", 0.5)
+    run.log("tried", 2)
+    trial.log("loss", 0.25)
+    (world.folder / "curve.png").write_bytes(b"pixels")
+    trial.log_image("curve", str(world.folder / "curve.png"))
+    of_trials = run.get_metrics()
+    assert set(of_trials) == {trial.id, other.id}
+    assert run.get_metrics(run_type="azureml.scriptrun") == of_trials
+    assert run.get_metrics(run_type="hyperdrive") == {}
+    below = run.get_metrics(recursive=True)
+    assert below == {run.id: {"tried": 2}, fold.id: {"loss": 0.5}, **of_trials}
+    assert run.get_metrics(recursive=True, run_type="hyperdrive") == {run.id: {"tried": 2}}
+    assert run.get_metrics(recursive=True, run_type=fold.type) == {fold.id: {"loss": 0.5}}
+    found = run.get_metrics("loss", recursive=True)
+    assert found == {
+        run.id: {},
+        trial.id: {"loss": 0.25},
+        other.id: {},
+        fold.id: {"loss": 0.5},
+    }
+    assert run.get_metrics("curve", populate=True)[trial.id] == {"curve": b"pixels"}
+
+
 @pytest.mark.long
 def test_waiting_shows_what_happens_and_raises_for_a_failed_sweep(
     world: World, experiment: Experiment, capsys: pytest.CaptureFixture[str]
