@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rayjobs.api import html
 from rayjobs.core.clock import to_text
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.injob.azureml.exceptions import WrongTypeError, WrongValueError
+from rayjobs.injob.model_requests import datasets_of
 from rayjobs.jobs.records import ModelVersion
 from rayjobs.models import companions, registry, uploaded
 from rayjobs.models.facts import ModelFacts
@@ -529,31 +531,10 @@ def dataset_rows(datasets: Any) -> list[dict[str, Any]]:
     Raises:
         UsageError: a dataset is not registered, or an item is not a pair.
     """
-    rows = []
-    for pair in datasets or ():
-        try:
-            purpose, dataset = pair
-            name, version = dataset.name, dataset.version
-        except (TypeError, ValueError, AttributeError) as error:
-            raise UsageError(
-                f"{pair!r:.120} is not a pair of purpose and dataset; give [('training', dataset)]"
-            ) from error
-        if not name:
-            raise UsageError(
-                f"the dataset for {purpose!r} is not registered, so the lineage cannot refer to "
-                f"it; register it first"
-            )
-        title = f"{name}:{version}"
-        rows.append(
-            {
-                "name": str(purpose),
-                "source": f"dataset:{title}",
-                "version": title,
-                "dataset": title,
-                "dataset_id": dataset.id,
-            }
-        )
-    return rows
+    try:
+        return [dict(one.row()) for one in datasets_of(datasets)]
+    except (WrongTypeError, WrongValueError) as error:
+        raise UsageError(str(error)) from error
 
 
 def opened_of(workspace: Workspace | OpenWorkspace) -> OpenWorkspace:

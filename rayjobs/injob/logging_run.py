@@ -311,22 +311,29 @@ class LoggingRun(Run):
         """Request that a file or folder become a model's next version when the run completes.
 
         The file's content at the run's end counts. A run that does not complete registers nothing.
-        A second request with the same name and path replaces the first. Azure ML's other arguments
-        (datasets, samples, resources) are accepted and ignored: the lineage records the data.
+        A second request with the same name and path replaces the first.
 
         Args:
             model_path: A file or folder below ``outputs/``, or one that was uploaded; None takes
                 the model's name.
+            datasets: Pairs of purpose and registered dataset, stored in the lineage in addition to
+                the run's inputs.
+            sample_input_dataset: Stored in the lineage, as is `sample_output_dataset`.
+            resource_configuration: Resources for a deployment; stored in the lineage as text.
+            kwargs: None are accepted.
 
         Returns:
             The request; its version is None until the run has completed.
 
         Raises:
             FileNotFoundError: there is no such file or folder yet.
-            TypeError: an argument is of the wrong kind.
-            ValueError: the model's name is not valid, or the run will not store that path.
+            TypeError: an argument is of the wrong kind, or unknown.
+            ValueError: the model's name is not valid, a dataset is not registered, or the run will
+                not store that path.
             OSError: the request could not be written.
         """
+        if kwargs:
+            raise WrongTypeError("register_model does not accept %s" % ", ".join(sorted(kwargs)))
         name = model_requests.name_of(model_name)
         record = model_requests.record_of(
             name,
@@ -334,8 +341,11 @@ class LoggingRun(Run):
             tags=tags,
             properties=properties,
             description=description,
-            framework=model_framework,
-            framework_version=model_framework_version,
+            framework=(model_framework, model_framework_version),
+            datasets=model_requests.datasets_of(
+                datasets, sample_input=sample_input_dataset, sample_output=sample_output_dataset
+            ),
+            resources=resource_configuration,
         )
         self._ask_for_model(record)
         return model_requests.ModelRequest(self.id, record)

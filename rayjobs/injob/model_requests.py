@@ -11,7 +11,7 @@ import os
 import re
 import time
 from dataclasses import field
-from typing import Any, Dict, Iterable, Iterator, Mapping, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from rayjobs.injob import checkpoint, log_values
 from rayjobs.injob.azureml.exceptions import WrongTypeError, WrongValueError
@@ -26,12 +26,39 @@ NAMED_AT_MOST = 10
 
 
 @dataclass(frozen=True)
+class ModelDataset(Message):
+    """A registered dataset that the lineage of a model names.
+
+    Attributes:
+        purpose: What it is for, such as ``training`` or ``sample_input``.
+        dataset: Its name and version, such as ``words:2``.
+        dataset_id: The id of that version.
+    """
+
+    purpose: str
+    dataset: str
+    dataset_id: str
+
+    def row(self) -> Dict[str, str]:
+        """Return its entry in the ``data`` of a lineage."""
+        return {
+            "name": self.purpose,
+            "source": "dataset:" + self.dataset,
+            "version": self.dataset,
+            "dataset": self.dataset,
+            "dataset_id": self.dataset_id,
+        }
+
+
+@dataclass(frozen=True)
 class ModelRecord(Message):
     """A rank's request for a model, as written to its file.
 
     Attributes:
         path: Stored name of the run's file or folder that becomes the model.
         framework: The framework, such as ``PyTorch``; empty: not named.
+        datasets: Datasets for the lineage, in addition to the run's inputs.
+        resources: Resources for a deployment, as text; only the lineage keeps them.
         t: When it was written, in seconds since 1970.
         k: The kind of line.
     """
@@ -43,6 +70,8 @@ class ModelRecord(Message):
     description: Optional[str] = None
     framework: str = ""
     framework_version: str = ""
+    datasets: Tuple[ModelDataset, ...] = ()
+    resources: str = ""
     t: float = 0.0
     k: str = "model"
 
@@ -93,10 +122,15 @@ def record_of(
     tags: Any = None,
     properties: Any = None,
     description: Any = None,
-    framework: Any = None,
-    framework_version: Any = None,
+    framework: Tuple[Any, Any] = (None, None),
+    datasets: Tuple[ModelDataset, ...] = (),
+    resources: Any = None,
 ) -> ModelRecord:
     """Return a request in its written form.
+
+    Args:
+        framework: The framework's name and version, each may be None.
+        resources: Resources for a deployment; written as text.
 
     Raises:
         TypeError: an argument is of the wrong kind.
@@ -108,8 +142,10 @@ def record_of(
         tags=_texts(tags, "tags"),
         properties=_texts(properties, "properties"),
         description=_text(description, "description"),
-        framework=_text(framework, "model_framework") or "",
-        framework_version=_text(framework_version, "model_framework_version") or "",
+        framework=_text(framework[0], "model_framework") or "",
+        framework_version=_text(framework[1], "model_framework_version") or "",
+        datasets=datasets,
+        resources="" if resources is None else str(resources),
         t=time.time(),
     )
     size = len(json.dumps(record.to_json()))
@@ -119,6 +155,62 @@ def record_of(
             "below outputs/" % (name, size, log_values.MAX_RECORD)
         )
     return record
+
+
+def datasets_of(
+    datasets: Any, *, sample_input: Any = None, sample_output: Any = None
+) -> Tuple[ModelDataset, ...]:
+    """Return the datasets that a registration gives to the lineage of its model.
+
+    Args:
+        datasets: Pairs of purpose and registered dataset, or None. Instead of a dataset, an entry
+            of `RunWorkspace.datasets` is accepted, also for the samples.
+        sample_input: A registered dataset, or None; `sample_output` likewise.
+
+    Raises:
+        TypeError: an item is not a pair, or names no dataset.
+        ValueError: a dataset is not registered.
+    """
+    found: List[ModelDataset] = []
+    pairs: List[Tuple[Any, Any]] = []
+    for pair in _listed(datasets):
+        try:
+            purpose, dataset = pair
+        except (TypeError, ValueError):
+            raise WrongTypeError(
+                "%.120r is not a pair of purpose and dataset; give [('training', dataset)]"
+                % (pair,)
+            ) from None
+        pairs.append((purpose, dataset))
+    for purpose, dataset in (("sample_input", sample_input), ("sample_output", sample_output)):
+        if dataset is not None:
+            pairs.append((purpose, dataset))
+    for purpose, dataset in pairs:
+        try:
+            name, version, version_id = (_fact(dataset, one) for one in ("name", "version", "id"))
+        except (AttributeError, KeyError):
+            raise WrongTypeError(
+                "the dataset for %r is %.120r, which is no dataset; give a registered one, such as "
+                "Dataset.get_by_name(workspace, NAME)" % (purpose, dataset)
+            ) from None
+        if not name:
+            raise WrongValueError(
+                "the dataset for %r is not registered, so the lineage cannot refer to it; register "
+                "it first" % (purpose,)
+            )
+        found.append(ModelDataset(str(purpose), "%s:%s" % (name, version), str(version_id)))
+    return tuple(found)
+
+
+def _listed(datasets: Any) -> List[Any]:
+    try:
+        return [] if datasets is None else list(datasets)
+    except TypeError:
+        return [datasets]
+
+
+def _fact(dataset: Any, name: str) -> Any:
+    return dataset[name] if isinstance(dataset, Mapping) else getattr(dataset, name)
 
 
 def name_of(name: Any) -> str:

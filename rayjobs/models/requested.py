@@ -88,6 +88,8 @@ def _checked(record: Mapping[str, object]) -> RequestedModel:
         description=one.description,
         framework=one.framework,
         framework_version=one.framework_version,
+        datasets=one.datasets,
+        resources=one.resources,
     )
 
 
@@ -101,6 +103,8 @@ def _merged(old: RequestedModel, new: RequestedModel) -> RequestedModel:
         description=old.description if new.description is None else new.description,
         framework=new.framework or old.framework,
         framework_version=new.framework_version or old.framework_version,
+        datasets=(*(one for one in old.datasets if one not in new.datasets), *new.datasets),
+        resources=new.resources or old.resources,
     )
 
 
@@ -146,13 +150,17 @@ def _draft(store: Store, blobs: BlobStore, job: Job, one: RequestedModel) -> Mod
     points = store.metrics(job.id)
     primary = lineage.primary_of(store, job, points, None)
     chosen = modelfiles.choose(store, blobs, job, one.file)
+    origin = lineage.lineage_of(store, job, chosen, points, primary=primary)
+    origin["data"] += [dataset.row() for dataset in dict.fromkeys(one.datasets)]
+    if one.resources:
+        origin["resources"] = one.resources
     return ModelDraft(
         name=one.name,
         path=chosen.path,
         digest=chosen.digest,
         files=chosen.files,
         sources=chosen.sources,
-        lineage=lineage.lineage_of(store, job, chosen, points, primary=primary),
+        lineage=origin,
         user=job.user,
         framework=one.framework,
         framework_version=one.framework_version,

@@ -7,6 +7,7 @@ from dataclasses import field
 
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.messages import Message
+from rayjobs.injob.model_requests import ModelDataset
 from rayjobs.jobs.data_facts import DataFacts
 
 
@@ -19,6 +20,8 @@ class RequestedModel(Message):
         rank: Number of the rank that made the request.
         file: Name of that file or folder in the run; below ``node-<k>/`` for a further node.
         why: Why it cannot be registered, as a clause; empty: no reason is known.
+        datasets: Datasets for the lineage, in addition to the run's inputs.
+        resources: Resources for a deployment, as text; only the lineage keeps them.
     """
 
     name: str
@@ -31,6 +34,8 @@ class RequestedModel(Message):
     description: str | None = None
     framework: str = ""
     framework_version: str = ""
+    datasets: tuple[ModelDataset, ...] = ()
+    resources: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rayjobs import Model
+from rayjobs import Dataset, Model
 from rayjobs.core.clock import to_text
 from rayjobs.injob.model_requests import MOST_MODELS, ModelRequest
 from rayjobs.injob.submitted import SubmittedRun
@@ -118,6 +119,78 @@ def test_a_scripts_model_is_there_when_its_run_completes(runs: Runs, scripts: Sc
     assert Path(model.download(runs.folder / "got")).read_bytes() == b"weights"
     # A manual registration of the same files returns it.
     assert runs.workspace.get_run(job.id).register_model("mnist", "model.pt").version == 1
+
+
+def test_a_scripts_model_names_its_datasets_and_resources(runs: Runs, scripts: Scripts) -> None:
+    (runs.folder / "words").mkdir(parents=True)
+    (runs.folder / "words" / "a.txt").write_text("a b")
+    store = runs.workspace.get_default_datastore()
+    store.upload(runs.folder / "words", "words", show_progress=False)
+    files = Dataset.File.from_files((store, "words"))
+    words, more = (files.register(runs.workspace, name) for name in ("words", "more"))
+    job = runs.begin()
+    runs.write(job, m__pt=b"w")
+    run = scripts.run(job)
+    run.register_model(
+        "m",
+        "m.pt",
+        datasets=[("training", words)],
+        sample_input_dataset=words,
+        # as a script without rayjobs in its Python finds it: RunWorkspace.datasets
+        sample_output_dataset={"name": "more", "version": 1, "id": more.id, "kind": "file"},
+        resource_configuration="2 CPUs",
+    )
+    run.register_model("m", "m.pt", datasets=[("training", words), ("test", more)])
+    scripts.end(job)
+    model = Model(runs.workspace, "m")
+    assert [(one["name"], one["dataset"], one["dataset_id"]) for one in model.datasets] == [
+        ("sample_input", "words:1", words.id),
+        ("sample_output", "more:1", more.id),
+        ("training", "words:1", words.id),
+        ("test", "more:1", more.id),
+    ]
+    assert model.sample_input_dataset is not None and model.sample_output_dataset is not None
+    assert model.sample_output_dataset.id == more.id
+    assert model.resource_configuration == "2 CPUs"
+    outside = Model.register(runs.workspace, "m.pt", "n", run=job.id, datasets=[("test", more)])
+    assert outside.datasets == model.datasets[-1:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            {"datasets": ["words"]},
+            "is not a pair of purpose and dataset; give [('training', dataset)]",
+        ),
+        ({"datasets": 3}, "is not a pair of purpose and dataset; give [('training', dataset)]"),
+        (
+            {"datasets": [("training", "/mnt/w")]},
+            "the dataset for 'training' is '/mnt/w', which is",
+        ),
+        (
+            {"sample_input_dataset": {"name": "w"}},
+            "the dataset for 'sample_input' is {'name': 'w'}",
+        ),
+        ({"sample_output_dataset": "unregistered"}, "'sample_output' is not registered, so the"),
+        ({"colour": "red", "size": 1}, "register_model does not accept colour, size"),
+    ],
+)
+def test_what_a_scripts_model_cannot_record_is_refused(
+    runs: Runs, scripts: Scripts, arguments: dict[str, Any], text: str
+) -> None:
+    if arguments.get("sample_output_dataset") == "unregistered":
+        store = runs.workspace.get_default_datastore()
+        runs.folder.mkdir(parents=True, exist_ok=True)
+        (runs.folder / "a.txt").write_text("a b")
+        store.upload_files([str(runs.folder / "a.txt")], target_path="words", show_progress=False)
+        arguments = {"sample_output_dataset": Dataset.File.from_files((store, "words"))}
+    job = runs.begin()
+    runs.write(job, m__pt=b"w")
+    with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+        scripts.run(job).register_model("m", "m.pt", **arguments)
+    scripts.end(job)
+    assert runs.workspace.store.models() == []
 
 
 def test_final_bytes_and_latest_texts_count(runs: Runs, scripts: Scripts) -> None:
