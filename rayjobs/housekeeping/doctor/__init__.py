@@ -21,7 +21,7 @@ CHECKS = {
     "resources": ("disks", "clock"),
     "leftovers": (
         "attempts",
-        "environments",
+        "built_environments",
         "processes",
         "mounts",
         "sockets",

@@ -154,13 +154,12 @@ def packages(_context: DoctorContext) -> Iterator[Finding]:
     from rayjobs.environments import condas, settings
 
     try:
-        settings.find_uv()
-        why_no_pip = ""
+        uv, why_no_pip = settings.find_uv(), ""
     except PrepareError as error:
-        why_no_pip = error.message
+        uv, why_no_pip = "", error.message
     has_library = importlib.util.find_spec("rattler") is not None
     commands = [one for one in condas.COMMANDS if shutil.which(one)]
-    able = [*([] if why_no_pip else ["pip"]), *(["conda"] if has_library else [])]
+    able = [*([] if why_no_pip else [f"pip by uv ({uv})"]), *(["conda"] if has_library else [])]
     able += [f"conda by {one} (`conda_command`)" for one in commands]
     data = {"pip": not why_no_pip, "conda": has_library, "conda_commands": commands}
     text = f"environments that can be built here: {', '.join(able) or 'none'}"

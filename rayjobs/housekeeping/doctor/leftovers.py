@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import TargetPaths, runtime_folder
 from rayjobs.core.safe_delete import OwnFolder
 from rayjobs.core.text import counted, size_text, verb
-from rayjobs.environments import settings
 from rayjobs.environments.cache import KEY, Cache
 from rayjobs.housekeeping import scratch
 from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
@@ -92,7 +91,7 @@ def _bytes(folder: Path) -> int:
     return total
 
 
-def environments(context: DoctorContext) -> Iterator[Finding]:
+def built_environments(context: DoctorContext) -> Iterator[Finding]:
     """Environments that were built on this machine, and the space that they use."""
     cache = Cache(node_root(context.home) / "environments")
     try:
@@ -108,21 +107,10 @@ def environments(context: DoctorContext) -> Iterator[Finding]:
         "not_shared_bytes": alone,
         "used": sorted(cache.used_by()),
     }
-    try:
-        uv = settings.find_uv()
-    except PrepareError:
-        yield Finding(
-            "environments",
-            Level.WARN,
-            "uv is not installed: jobs that request packages fail",
-            "Run `pip install uv` for this interpreter; jobs without packages do not need it.",
-            data,
-        )
-        return
     shared = f", {size_text(size - alone)} of them shared with uv's cache" if names else ""
-    text = f"{len(names)} built, {size_text(size)}{shared}; uv is {uv}"
+    text = f"{len(names)} built, {size_text(size)}{shared}"
     remedy = "`rayjobs prune --scratch` removes those that were not used for 30 days."
-    yield Finding("environments", Level.OK, text, remedy if names else "", data)
+    yield Finding("built environments", Level.OK, text, remedy if names else "", data)
 
 
 def processes(context: DoctorContext) -> Iterator[Finding]:
@@ -230,17 +218,17 @@ def ray_folder(context: DoctorContext) -> Iterator[Finding]:
 
 
 def control_groups(_context: DoctorContext) -> Iterator[Finding]:
-    """Empty cgroups of attempts."""
+    """Empty cgroups of this user's attempts: other users remove their own."""
     empty = sorted(
         {
             str(path)
             for mount in cgroups.mounts()
             for path in Path(mount.own).glob(f"{_CGROUPS}*")
-            if path.is_dir() and not cgroups.pids(str(path))
+            if _is_own_folder(path) and not cgroups.pids(str(path))
         }
     )
     if not empty:
-        yield Finding("cgroups", Level.OK, "none left empty")
+        yield Finding("cgroups", Level.OK, "none of this user was left empty")
         return
     yield Finding(
         "cgroups",
@@ -250,3 +238,11 @@ def control_groups(_context: DoctorContext) -> Iterator[Finding]:
         f"They are harmless. Remove them: rmdir {empty[0]}",
         {"cgroups": empty},
     )
+
+
+def _is_own_folder(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:  # removed meanwhile
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

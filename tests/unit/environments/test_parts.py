@@ -18,8 +18,9 @@ from rayjobs.core.files import locked_if_free
 from rayjobs.environments import building, condas, interpreter, settings
 from rayjobs.environments.cache import RECORD, Cache
 from rayjobs.housekeeping import scratch
-from rayjobs.housekeeping.doctor.findings import DoctorContext
-from rayjobs.housekeeping.doctor.leftovers import environments as look
+from rayjobs.housekeeping.doctor.capabilities import packages
+from rayjobs.housekeeping.doctor.findings import DoctorContext, Level
+from rayjobs.housekeeping.doctor.leftovers import built_environments as look
 from rayjobs.injob.identity import stat_of
 from rayjobs.node.warm import stamp
 from tests.support.jobs import until
@@ -101,8 +102,8 @@ def test_missing_uv_is_reported_in_one_sentence(
     with pytest.raises(PrepareError, match="pip install uv") as caught:
         settings.find_uv()
     assert caught.value.failure_class == FailureClass.ENVIRONMENT
-    (finding,) = look(DoctorContext(tmp_path, None))
-    assert "uv is not installed" in finding.text
+    (finding,) = packages(DoctorContext(tmp_path, None))
+    assert finding.level is Level.WARN and "pip install uv" in finding.remedy
 
 
 def test_versions_of_pyenv_are_found_next_to_its_shims(tmp_path: Path) -> None:

@@ -64,6 +64,12 @@ def test_every_check_answers_and_problems_have_a_remedy(queue: Queue, own_home: 
         assert finding.level is Level.OK or finding.remedy, finding
 
 
+def test_the_environments_that_were_built_have_a_row_of_their_own(context: DoctorContext) -> None:
+    able, built = one(capabilities.packages(context)), one(leftovers.built_environments(context))
+    assert (able.topic, built.topic) == ("environments", "built environments")
+    assert "uv" in able.text and "uv" not in built.text
+
+
 @pytest.mark.long
 def test_failing_check_is_a_finding(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch
@@ -378,6 +384,19 @@ def test_empty_cgroups_are_found(
     )
     found = one(leftovers.control_groups(context))
     assert found.level is Level.WARN and str(tmp_path / "rayjobs-rj-x") in found.remedy
+
+
+def test_empty_cgroups_of_another_user_are_not_named(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "rayjobs-rj-x").mkdir()
+    monkeypatch.setattr(
+        "rayjobs.injob.cgroups.mounts", lambda: [SimpleNamespace(own=str(tmp_path))]
+    )
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    found = one(leftovers.control_groups(context))
+    assert found.level is Level.OK and "rayjobs-rj-x" not in found.text
 
 
 def test_which_environments_can_be_built_here(
