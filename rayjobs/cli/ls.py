@@ -146,7 +146,7 @@ def ls(settings: Settings, /, *, watch: bool, **chosen: Any) -> int:
 
     ID is the last part of a job's id; every command accepts it. RAN is how long its attempts ran,
     marked ≤ if one ended, or may have ended, unseen while the target was down. For an array or a
-    sweep, RAN is the time from its start to its end.
+    sweep, RAN is the time from the start of its first job to its end.
     """
     chosen["is_queue"] = click.get_current_context().info_name == "queue"
     chosen["columns"] = [

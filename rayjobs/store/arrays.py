@@ -59,14 +59,16 @@ FAILED = """
 SELECT array_index, failure FROM jobs WHERE parent = :parent AND state = 'Failed'
 ORDER BY ended_at, serial
 """
-PLACED = """
+# The second id is that of the pipeline of a trial, whose parent is a sweep.
+_PARENTS = "(id = :parent OR id = (SELECT parent FROM jobs WHERE id = :parent))"
+PLACED = f"""
 UPDATE jobs SET placed_at = COALESCE(placed_at, :now)
-WHERE id = :parent AND kind IN ('array', 'pipeline')
-"""
-STARTED = """
+WHERE {_PARENTS} AND kind IN ('array', 'pipeline')
+"""  # noqa: S608 - made of our own names
+STARTED = f"""
 UPDATE jobs SET started_at = COALESCE(started_at, :now)
-WHERE id = :parent AND kind IN ('array', 'pipeline')
-"""
+WHERE {_PARENTS} AND kind IN ('array', 'pipeline', 'sweep')
+"""  # noqa: S608 - made of our own names
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,13 @@ class ArrayEnd:
 
 
 def note_placed(connection: sqlite3.Connection, job: sqlite3.Row, now: str) -> None:
-    """Note the first placement of a parent's jobs, after that of one of them."""
+    """Note the first placement of the jobs below a job's parents, after that of the job."""
     if job["parent"] is not None:
         connection.execute(PLACED, {"parent": job["parent"], "now": now})
 
 
 def note_started(connection: sqlite3.Connection, job: sqlite3.Row, now: str) -> None:
-    """Note the first start of a parent's jobs, after that of one of them."""
+    """Note the first start of the jobs below a job's parents, after that of the job."""
     if job["parent"] is not None:
         connection.execute(STARTED, {"parent": job["parent"], "now": now})
 

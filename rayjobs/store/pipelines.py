@@ -81,7 +81,7 @@ WAITING_SWEEPS = """
 SELECT * FROM jobs WHERE parent = :pipeline AND kind = 'sweep' AND state = 'Queued'
 """
 START_SWEEP = """
-UPDATE jobs SET state = 'Running', started_at = :now, changed_at = :now
+UPDATE jobs SET state = 'Running', changed_at = :now
 WHERE id = :job AND kind = 'sweep' AND state = 'Queued'
 """
 COUNTS = f"SELECT jobs.state, COUNT(*) AS n {_STEPS} GROUP BY jobs.state"
@@ -90,7 +90,6 @@ SELECT jobs.id, jobs.failure, jobs.reason, steps.name FROM jobs
 JOIN steps ON steps.job = jobs.id
 WHERE jobs.parent = :pipeline AND jobs.state = 'Failed' ORDER BY jobs.ended_at, jobs.serial
 """
-STARTED = "UPDATE jobs SET started_at = COALESCE(started_at, :now) WHERE id = :parent"
 
 
 class PipelineEnds(Part):
@@ -125,7 +124,6 @@ class PipelineEnds(Part):
                 self._state_event(
                     connection, sweep["id"], JobState.QUEUED, JobState.RUNNING, now=now, attempt=0
                 )
-                connection.execute(STARTED, {"parent": pipeline_id, "now": now})
         if connection.execute(ANY_UNFINISHED, pipeline).fetchone() is None:
             self._end_pipeline(connection, pipeline_id, now)
 

@@ -34,13 +34,14 @@ from rayjobs.store.rows import (
 
 KIND = "sweep"
 
-# A sweep waits for no allocation: its row is Running from the start, and no target ever starts it.
+# A sweep waits for no allocation: its row is Running from the submit, and no target ever starts it.
+# Its `started_at` is the start of its first trial: before that, it waits, also for its target.
 INSERT_SWEEP_JOB = """
 INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, parent, target,
     submitted_by, snapshot, spec, state, attempt, reason, priority, submitted_at, changed_at,
-    started_at, tags, properties, tail)
+    tags, properties, tail)
 VALUES (:id, :idempotency_key, :experiment, :name, :display_name, 'sweep', NULL, :target,
-    :submitted_by, :snapshot, :spec, 'Running', 0, '', :priority, :now, :now, :now,
+    :submitted_by, :snapshot, :spec, 'Running', 0, '', :priority, :now, :now,
     :tags, :properties, :tail)
 RETURNING *
 """

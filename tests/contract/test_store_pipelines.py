@@ -20,6 +20,7 @@ from rayjobs.spec.model import Dependency, JobSpec
 from rayjobs.store.base import Store
 from rayjobs.store.requests import JobFilter, NewJob, NewPipeline, NewRun, NewStep
 from rayjobs.store.sql import SqlStore
+from tests.contract.store_contract import bring, submit
 
 DRIVER = "somewhere:start"
 
@@ -188,6 +189,16 @@ class PipelineContract:
         assert states(store, run)["search"] == "Running"
         assert store.sweeps_to_drive("local") == [("j-search", DRIVER)]
         assert store.sweep("j-search").spec == {"metric": "loss"}
+
+    def test_a_run_begins_with_the_first_trial_of_its_sweep(self, store: Store) -> None:
+        run = put(store, step(0, "search", driver=DRIVER, sweep={"metric": "loss"}))
+        before = store.job(run.job.id), store.job("j-search")
+        assert [one.started_at or one.placed_at for one in before] == [None, None]
+        trial = submit(store, parent="j-search")
+        bring(store, trial, JobState.RUNNING)
+        after, sweep = store.job(run.job.id), store.job("j-search")
+        assert after.placed_at == store.job(trial.id).placed_at
+        assert after.started_at == sweep.started_at == store.job(trial.id).started_at
 
     def test_a_sweep_never_starts_after_a_failure(self, store: Store) -> None:
         sweep = step(1, "search", "a", driver=DRIVER, sweep={"metric": "loss"})

@@ -68,6 +68,17 @@ class SweepContract:
         assert store.start(job.id, attempt=0, allocation="a") is None
         assert store.find(job.id.rpartition("_")[2]).id == job.id
 
+    def test_a_sweep_starts_with_its_first_trial(self, store: Store) -> None:
+        sweep = put(store)
+        trial = submit(store, parent=sweep.job.id)
+        bring(store, trial, JobState.PROVISIONING)
+        assert store.job(sweep.job.id).started_at is None
+        bring(store, submit(store, parent=sweep.job.id), JobState.RUNNING)
+        first = store.job(sweep.job.id).started_at
+        assert first is not None
+        bring(store, submit(store, parent=sweep.job.id), JobState.RUNNING)
+        assert store.job(sweep.job.id).started_at == first
+
     def test_repeated_key_returns_the_first_sweep_and_a_job_key_is_refused(
         self, store: Store
     ) -> None:
