@@ -38,7 +38,8 @@ def become_own(workspace: OpenWorkspace) -> list[str]:
     store = workspace.store
     unfinished = [state for state in JobState if state not in FINAL]
     ended: list[str] = []
-    reason = f"not run here: this workspace was copied from {original}, where the job continues"
+    # Commands put the time of the end after it, so the sentence ends with what happened then.
+    reason = f"the job continues in {original}; this workspace, a copy of it, became independent"
     lines = store.job_lines(JobFilter(states=unfinished, members=False))
     own = _started_here(workspace, original, lines)
     for line in lines:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from rayjobs.cli import late_notes
 from rayjobs.cli.late_notes import LateNotes
 from rayjobs.core.paths import home
+from rayjobs.submit import copies
 from rayjobs.workspace.folder import open_workspace
 from tests.unit.cli.conftest import Queue, Terminal
 
@@ -129,6 +132,22 @@ def test_reading_command_creates_no_workspace(
     assert done.code == 3
     assert "there is no workspace in" in done.err
     assert not (own_home / "misspelt").exists()
+
+
+def test_the_time_follows_what_ended_the_record_of_a_job_in_a_copy(
+    terminal: Terminal, queue: Queue, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, copy = queue.submit(), own_home / "copy"
+    shutil.copytree(queue.workspace.path, copy)
+    with open_workspace(copy, create=False) as opened:
+        assert copies.become_own(opened)
+    monkeypatch.setenv("RAYJOBS_WORKSPACE", str(copy))
+    reason = f"the job continues in {queue.workspace.path}; this workspace, a copy of it, became"
+    ago, at = r"(just now|\d+s ago)", r"at \d{4}-\d\d-\d\d [0-9:]{8}"
+    assert re.search(rf"{reason} independent {ago}\n", terminal.type("ls").out)
+    shown = " ".join(terminal.type("show", job.id).out.split())
+    assert re.search(rf"{reason} independent {at}", shown)
+    assert json.loads(terminal.type("ls", "--json").out)[0]["reason"] == f"{reason} independent"
 
 
 @pytest.mark.parametrize(
