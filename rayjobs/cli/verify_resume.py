@@ -30,7 +30,8 @@ Examples:
 Runs the script without interruption, then again while its ranks are killed (SIGKILL) at random
 steps; after each kill, the script resumes. The second run must report every step of every metric
 once, with the same value, and end with the same tensors in its last checkpoint. Give the script
-arguments that make it short. The options of `rayjobs submit` apply to both runs.
+arguments that make it short. The options of `rayjobs submit` apply to both runs. Their jobs are
+called NAME-undisturbed-1 and NAME-disturbed-1, where NAME is the job's name.
 
 Exit codes: 0 the same, 1 something differs or a run failed, 2 wrong usage.
 """

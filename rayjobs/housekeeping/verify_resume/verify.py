@@ -26,7 +26,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.results import checkpoints, resuming
 from rayjobs.spec.model import JobSpec, Retries
 from rayjobs.submit import attaching
-from rayjobs.submit.submitting import submit
+from rayjobs.submit.submitting import Entry, submit
 from rayjobs.target import starting
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 TAG = "verify-resume"
 # The maximum number of disturbed runs: a short script may end before it can be killed.
 TRIES = 3
+MOST_OF_NAME = 128  # characters of a job's name, see `rayjobs.spec.model`
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def verify(
 ) -> Verdict:
     """Run a job undisturbed, run it again under kills, and compare the two. Blocks for both.
 
-    Both are ordinary jobs in the queue, with the tag ``verify-resume``. The second continues with
+    Both are ordinary jobs in the queue, with the tag ``verify-resume`` and the job's name with
+    ``-undisturbed`` or ``-disturbed`` and a number. The second continues with
     retries, each from the newest whole checkpoint. An interrupt or an error cancels both jobs.
 
     Raises:
@@ -146,11 +148,18 @@ class _Verification:
 
     def _submit(self, role: str, retries: Retries) -> Job:
         spec = self._asked.spec
-        tags = {**spec.tags, TAG: self._tag, f"{TAG}-role": role}
+        shown = spec.display_name
+        changes = {
+            "name": f"{spec.name[: MOST_OF_NAME - len(role) - 1]}-{role}",
+            "display_name": None if shown is None else f"{shown} ({role})",
+            "tags": {**spec.tags, TAG: self._tag, f"{TAG}-role": role},
+            "retries": retries,
+        }
         done = submit(
             self._workspace,
-            spec.model_copy(update={"tags": tags, "retries": retries}),
+            spec.model_copy(update=changes),
             experiment=self._asked.experiment,
+            entry=Entry(is_numbered=True),
         )
         self._jobs.append(done.job.id)
         for warning in done.warnings:

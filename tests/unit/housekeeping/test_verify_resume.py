@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy
 import pytest
 
-from rayjobs.core.errors import StoreBusyError, UsageError
+from rayjobs.core.errors import RayjobsError, StoreBusyError, UsageError
 from rayjobs.housekeeping.verify_resume import tensors, verify
 from rayjobs.housekeeping.verify_resume.compare import Tolerance, curves
 from rayjobs.housekeeping.verify_resume.kills import Pace, choose, pace_of, restarts
-from rayjobs.jobs.records import MetricPoint
+from rayjobs.jobs.records import MetricPoint, name_of
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
 from rayjobs.submit import submitting
@@ -193,3 +193,34 @@ def test_the_cancel_of_its_jobs_says_how_it_ended(
         verify.verify(queue.workspace, verify.Asked(JobSpec(command="true"), "e"))
     (job,) = queue.workspace.store.jobs()
     assert (job.state, words in job.reason) == (JobState.CANCELED, True)
+
+
+@pytest.mark.parametrize("shown", [None, "my script"])
+def test_its_jobs_have_different_names(
+    queue: Queue,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    shown: str | None,
+) -> None:
+    """A disturbed run that ends too early is followed by another one."""
+    points = [point(step, 0.0) for step in range(100)]
+    store = queue.workspace.store
+    monkeypatch.setattr(type(store), "metrics", lambda *_arguments, **_values: points)
+    monkeypatch.setattr(verify, "submit", partial(submitting.submit, wake=False))
+    monkeypatch.setattr(
+        verify.attaching,  # type: ignore[attr-defined]
+        "attach",
+        lambda _workspace, job: queue.finish(queue.start(store.job(job))),
+    )
+    monkeypatch.setattr(verify.checkpoints, "newest", lambda *_arguments: "one")  # type: ignore[attr-defined]
+    monkeypatch.setattr(verify.starting, "ensure_target", lambda *_a, **_b: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(verify.Hunter, "kill", lambda *_arguments: None)  # type: ignore[attr-defined]
+    spec = JobSpec(command="true", name="a" * 128, display_name=shown)
+    with pytest.raises(RayjobsError, match="ended 3 times"):
+        verify.verify(queue.workspace, verify.Asked(spec, "e"))
+    names = [name_of(job) for job in reversed(store.jobs())]
+    if shown is None:
+        short, shorter = "a" * 118, "a" * 116
+        numbered = [f"{short}-disturbed-{number}" for number in (1, 2, 3)]
+        assert names == [f"{shorter}-undisturbed-1", *numbered]
+    else:
+        assert names == ["my script (undisturbed)", *["my script (disturbed)"] * 3]
