@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rayjobs.cli.jobviews import short_id
+from rayjobs.cli.naming import unfinished_named
 from rayjobs.cli.output import print_json
 from rayjobs.cli.params import JobId
 from rayjobs.cli.settings import Settings, common_options, json_option
@@ -56,7 +57,8 @@ def cancel(
 ) -> None:
     """Cancel jobs: SIGTERM, the job's grace period, then SIGKILL for its whole process tree.
 
-    A queued job is canceled at once. Canceling a job that has ended changes nothing and exits 0.
+    A queued job is canceled at once. Canceling a job that has ended changes nothing and exits 0. If
+    several jobs have the name, the only one that has not ended is meant; otherwise, give an id.
 
     A job whose cluster is gone cannot be ended there. --force ends its record anyway: processes
     that may still run there are left alone, and whatever they report is ignored.
@@ -82,11 +84,11 @@ def cancel(
 
 
 def _named(settings: Settings, store: Store, names: tuple[str, ...]) -> Sequence[Job | JobLine]:
-    """Return the jobs with these names. Raises what `Store.find` raises."""
+    """Return the jobs with these names. Raises what `unfinished_named` raises."""
     found = []
     for text in names:
         try:
-            found.append(store.find(text))
+            found.append(unfinished_named(settings, store, text))
         except RayjobsError:
             if len(names) > 1:
                 settings.note(f"nothing was canceled, because of the name {text!r}:")

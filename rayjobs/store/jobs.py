@@ -181,6 +181,7 @@ class JobsPart(Part):
             rows = connection.execute(NAMED, values).fetchall()
             if rows and newest:
                 return job_of(rows[0])
+            is_name = bool(rows)
             rows = rows or [
                 row
                 for row in connection.execute(BEGINNING, values).fetchall()
@@ -194,9 +195,13 @@ class JobsPart(Part):
                     for row in rows[:_SHOWN]
                 )
                 more = "\n  …" if len(rows) > _SHOWN else ""
+                hint = (
+                    "give the id of one, its last part, or a name that only this one has"
+                    if is_name
+                    else "give more of the id, or a name"
+                )
                 raise UsageError(
-                    f"{text!r} names {len(rows)} {kind or 'job'}s; give one name, or more of the "
-                    f"id:\n{shown}{more}",
+                    f"{text!r} names {len(rows)} {kind or 'job'}s; {hint}:\n{shown}{more}",
                     matches=tuple(row["id"] for row in rows),
                 )
             if gone := _gone(connection, text):

@@ -257,3 +257,17 @@ def test_members_are_listed_by_their_index_below_their_array(
     assert listed("ls", "--expand") == [other.id, array.id, *members]
     waiting = json.loads(terminal.type("top", "--json").out)["waiting"]
     assert [row["id"] for row in waiting] == [*members, other.id]
+
+
+def test_a_member_of_one_of_several_arrays_does_not_mean_the_unfinished_array(
+    queue: Queue, array: Job, terminal: Terminal
+) -> None:
+    store = queue.workspace.store
+    spec = JobSpec(script="train.py", name="shards", array=Array(indices="0-3"))
+    ended, _ = store.submit_array(NewJob(spec=spec, experiment="shards", snapshot=None, user="ada"))
+    store.request_cancel(ended.id)
+    done = terminal.type("cancel", "shards[3]")
+    assert (done.code, array.id in done.err, ended.id in done.err) == (2, True, True)
+    assert not store.job(array.id).state.is_final
+    assert terminal.type("cancel", "shards").code == 0
+    assert store.job(array.id).state is JobState.CANCELED

@@ -310,7 +310,7 @@ def test_no_job_is_changed_if_several_have_the_name(queue: Queue, terminal: Term
     for arguments in (("cancel", "train"), ("update", "train", "--priority", "3")):
         done = terminal.type(*arguments)
         assert (done.code, done.out) == (2, "")
-        assert "'train' names 2 jobs; give one name, or more of the id:" in done.err
+        assert "'train' names 2 jobs; give the id of one, its last part, or a name that" in done.err
     for job in (older, newer):
         assert queue.workspace.store.job(job.id) == job
 

@@ -362,7 +362,7 @@ def test_newest_sweep_of_a_name_is_read_but_none_is_canceled(world: World, call:
     assert f"{name}: the newest of 2 is {newer}, Completed" in err
     code, out, err = call("cancel", name)
     assert (code, out) == (2, "")
-    assert f"{name!r} names 2 sweeps; give one name, or more of the id:" in err
+    assert f"{name!r} names 2 sweeps; give the id of one, its last part, or a name that" in err
     assert older in err and newer in err
     code, _, err = call("show", "no-such-sweep")
     assert (code, "no sweep 'no-such-sweep'" in err) == (3, True)
