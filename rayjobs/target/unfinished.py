@@ -6,9 +6,10 @@ import contextlib
 import getpass
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import RayjobsError, TargetError
 from rayjobs.core.text import counted, verb
@@ -21,6 +22,10 @@ from rayjobs.target.record import all_targets, load_target
 from rayjobs.target.stopping import StopRefusedError, TargetLocation
 from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
 from rayjobs.workspace.registrations import registered
+
+if TYPE_CHECKING:
+    from rayjobs.jobs.records import Job
+    from rayjobs.store.base import Store
 
 UNFINISHED = [state for state in JobState if state not in FINAL]
 LISTED = 10
@@ -151,7 +156,9 @@ def cancel(
     is_reached: bool = True,
     is_stopped: bool = False,
 ) -> list[str]:
-    """Cancel jobs and return their ids when all have ended; start a dead target to end them.
+    """Cancel jobs until all have ended, and return the canceled; start a dead target to end them.
+
+    A job that ended by itself meanwhile is not among the returned ids.
 
     Args:
         command: The subcommand of `rayjobs target` that cancels them.
@@ -182,8 +189,7 @@ def cancel(
             elif not stores[path].request_cancel(job.id, by=by).is_final:
                 left.append((path, job))
         if not is_reached:
-            requested = {job.id for _path, job in left}
-            return [job.id for _path, job in jobs.all if job.id not in requested]
+            return _canceled(stores, jobs)
         grace_s = max((stores[path].job(job.id).spec.grace_s for path, job in left), default=0.0)
         for path in {path for path, _job in left}:
             starting.ensure_target(name, home=home, workspace=path, on_stage=say)
@@ -197,13 +203,27 @@ def cancel(
                     f"target anyway."
                 )
             time.sleep(POLL_S)
-    return [job.id for _path, job in jobs.all]
+        canceled = _canceled(stores, jobs)
+    if by_themselves := len(jobs.all) - len(canceled):
+        say(f"{counted(by_themselves, 'job')} ended meanwhile, before the cancel")
+    return canceled
+
+
+def _canceled(stores: Mapping[Path, Store], jobs: Unfinished) -> list[str]:
+    """Return the ids of the jobs that ended by a cancel, not by themselves."""
+    return [job.id for path, job in jobs.all if _is_canceled(stores[path].job(job.id))]
+
+
+def _is_canceled(job: Job) -> bool:
+    # One failed job makes an array fail, also if the cancel ended the others.
+    is_of_jobs = job.kind != "job" and job.cancel_requested_at is not None
+    return job.state is JobState.CANCELED or (is_of_jobs and job.state is JobState.FAILED)
 
 
 def cancel_for_good(
     name: str, jobs: Unfinished, *, home: Path, say: Callable[[str], None]
 ) -> list[str]:
-    """Cancel the jobs of a target that is about to be removed; return their ids.
+    """Cancel the jobs of a target that is about to be removed; return the ids of the canceled.
 
     If its cluster is unreachable, this ends their records: no other process will.
 
@@ -214,13 +234,15 @@ def cancel_for_good(
     if not why:
         return cancel(name, jobs, home=home, say=say, command="rm")
     by = f"{getpass.getuser()} with `rayjobs target rm {name}`"
-    ended: list[str] = []
+    canceled: list[str] = []
     for path, job in jobs.all:
         with open_workspace(path, create=False) as opened:
-            ended += abandoned.end(opened.store, job.id, by=by, why=why)
+            abandoned.end(opened.store, job.id, by=by, why=why)
+            if _is_canceled(opened.store.job(job.id)):
+                canceled.append(job.id)
     if jobs.running:
         say(f"{why}. Processes of its jobs may still run there")
-    return ended
+    return canceled
 
 
 def older(name: str, *, home: Path, than: str | None = None) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rayjobs.core.errors import TargetError
+from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.core.paths import home
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
@@ -130,6 +131,47 @@ def test_a_stop_with_cancel_cancels_first(
     assert workspace.store.job(job.id).state is JobState.CANCELED
     assert "canceled: 1 job" in done.err
     assert begun == []
+
+
+def test_a_job_that_ends_by_itself_is_not_counted_as_canceled(
+    workspace: OpenWorkspace,
+    terminal: Terminal,
+    begun: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An array with a failed member was canceled, though it ends as Failed."""
+    queue, find = Queue(workspace), unfinished.of_target
+    running, waiting = queue.start(queue.submit()), queue.submit()
+    spec = JobSpec(name="b", script="train.py", array={"indices": "0-2"})
+    array = submit(workspace, spec, wake=False).job
+    failed = next(job for job in workspace.store.jobs(JobFilter(parent=array.id)))
+    queue.finish(queue.start(failed), Failure(FailureClass.USER, "no"))
+
+    def found(*arguments: Any, **values: Any) -> unfinished.Unfinished:
+        jobs = find(*arguments, **values)
+        if not workspace.store.job(running.id).state.is_final:
+            queue.finish(running)
+        return jobs
+
+    monkeypatch.setattr(unfinished, "of_target", found)
+    done = terminal.type("target", "stop", "--cancel", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["canceled"] == [array.id, waiting.id]
+    assert "1 job ended meanwhile, before the cancel" in done.err
+    assert workspace.store.job(array.id).state is JobState.FAILED
+    assert begun == []
+
+
+def test_a_removal_counts_only_the_jobs_that_it_cancels(
+    workspace: OpenWorkspace, lab: TargetLocation
+) -> None:
+    queue = Queue(workspace)
+    running = queue.start(queue.submit("a", target="lab"))
+    waiting = queue.submit("b", target="lab")
+    jobs = unfinished.of_target("lab", home=lab.home)
+    queue.finish(running)
+    found = unfinished.cancel_for_good("lab", jobs, home=lab.home, say=lambda _text: None)
+    assert found == [waiting.id]
 
 
 def test_a_stop_with_cancel_of_a_stopped_target_starts_nothing(
