@@ -11,6 +11,7 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.target.answers import TargetAnswer
 from rayjobs.target.requests import TargetRequest
+from rayjobs.workspace import server_choice
 
 if TYPE_CHECKING:
     from rayjobs.workspace.connection import Connection
@@ -54,36 +55,49 @@ def ask_target(
         server: See `wake_client.ask_target`.
 
     Raises:
-        TargetError: the target does not answer in time.
+        TargetError: the target or its cluster does not answer in time; the message names both.
         NotFoundError: it has no running attempt of the job.
     """
     from rayjobs.core.paths import home
     from rayjobs.target.wake_client import ask_target as ask_socket
 
     filled = replace(request, workspace=str(workspace), job=job.id)
+    is_direct = (server or server_choice.active()) is None
     try:
         answer = ask_socket(job.target, home(), filled, kind, timeout_s=timeout_s, server=server)
     except TimeoutError as error:
         raise TargetError(
-            f"target {job.target!r} does not answer: {error}. Try again; `rayjobs target show "
-            f"{job.target}` shows what it is doing."
+            f"{_checked(job.target, is_direct=is_direct)} does not answer: {error}. Try again; "
+            f"`rayjobs target show {job.target}` shows what it is doing."
         ) from error
     if answer is None:
-        raise TargetError(_why_silent(job.target))
+        raise TargetError(
+            f"{_checked(job.target, is_direct=is_direct)} does not answer. Start it with `rayjobs "
+            f"target start {job.target}`; running jobs continue meanwhile."
+        )
     if not answer.ok:
+        # The actor may outlive its cluster; its refusal does not name the address.
+        _checked(job.target, is_direct=is_direct)
         raise NotFoundError(f"{answer.error or 'the target refused'}.")
     return answer
 
 
-def _why_silent(target: str) -> str:
-    """Return what is wrong with a target on whose socket nothing listens."""
+def _checked(target: str, *, is_direct: bool) -> str:
+    """Return a target and its cluster in words, after a check that the cluster answers.
+
+    Args:
+        is_direct: This machine has the target; otherwise, a server does, and nothing is checked.
+
+    Raises:
+        TargetError: the cluster cannot be reached.
+        NotFoundError: no such target.
+    """
     from rayjobs.core.paths import home
     from rayjobs.target import reach, unfinished
 
+    if not is_direct:
+        return f"target {target!r}"
     address, reason = unfinished.why_unreached(target, home=home())
     if reason:
-        return reach.unreachable_text(target, address, reason)
-    return (
-        f"target {target!r} does not answer. Start it with `rayjobs target start {target}`; "
-        "running jobs continue meanwhile."
-    )
+        raise TargetError(reach.unreachable_text(target, address, reason))
+    return f"target {target!r} (cluster {address})" if address else f"target {target!r}"

@@ -24,13 +24,16 @@ from rayjobs.submit.submitting import submit
 from rayjobs.target import (
     keeper,
     keeper_state,
+    reach,
     revive,
     starting,
     stop_record,
     stopping,
     targets,
     unfinished,
+    wake_client,
 )
+from rayjobs.target.answers import TargetAnswer
 from rayjobs.target.record import TargetRecord, load_target, save_target
 from rayjobs.target.stopping import TargetLocation
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
@@ -374,6 +377,46 @@ def test_the_stacks_of_its_jobs_name_a_cluster_that_is_gone(
     assert done.code == 5
     assert _address(lab) in done.err and "Connection refused" in done.err
     assert "target start" not in done.err
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (TimeoutError("took the request"), "does not answer: took the request"),
+        (TargetAnswer(False, error="a node cannot be reached"), "a node cannot be reached"),
+        (None, "does not answer. Start it with `rayjobs target start lab`"),
+    ],
+)
+def test_stacks_without_an_answer_name_the_cluster(
+    workspace: OpenWorkspace,
+    terminal: Terminal,
+    lab: TargetLocation,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: TargetAnswer | TimeoutError | None,
+    said: str,
+    is_gone: bool,
+) -> None:
+    """The actor may be there without its cluster, or the cluster without its actor."""
+    queue = Queue(workspace)
+    running = queue.start(queue.submit("a", target="lab"))
+
+    def ask(*_arguments: object, **_values: object) -> TargetAnswer | None:
+        if isinstance(answer, TimeoutError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(wake_client, "ask_target", ask)
+    if not is_gone:
+        monkeypatch.setattr(reach, "why_unreachable", lambda _address: "")
+    done = terminal.type("stacks", running.id)
+    is_refusal = isinstance(answer, TargetAnswer)
+    assert done.code == (3 if is_refusal and not is_gone else 5)
+    if is_gone:
+        assert f"no Ray cluster can be reached at {_address(lab)}: Connection refused" in done.err
+    else:
+        assert said in done.err
+        assert is_refusal or f"target 'lab' (cluster {_address(lab)})" in done.err
 
 
 def test_job_on_a_vanished_cluster_gets_a_cancel_request_but_is_not_canceled(
