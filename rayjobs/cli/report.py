@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import click
@@ -12,6 +12,7 @@ from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.core.errors import RayjobsError
 from rayjobs.core.text import counted, duration_text, verb
+from rayjobs.policy.capacity import Capacity
 from rayjobs.policy.report import (
     AT_ONCE_S,
     Estimated,
@@ -57,30 +58,40 @@ def queue(settings: Settings, since: float | None, target: str | None) -> None:
         rows = workspace.store.queue_history(since=begin, target=target)
         usage = workspace.store.usage(since=begin, target=target)
     names = {row.target for row in rows} | {one.target for one in usage}
-    capacity = {name: found for name in names if (found := _capacity(name)) is not None}
-    made = queue_report(rows, usage, now=now, since=begin, capacity=capacity)
+    capacities = {name: found for name in names if (found := _capacity(name)) is not None}
+    made = queue_report(
+        rows,
+        usage,
+        now=now,
+        since=begin,
+        capacity={name: _running(found) for name, found in capacities.items()},
+    )
     if settings.as_json:
         print_json(made.to_dict())
     elif rows or usage:
-        click.echo("\n\n".join(_sections(made)))
+        click.echo("\n\n".join(_sections(made, capacities)))
     else:
         settings.note("no jobs were submitted in that time; `rayjobs ls -a` lists all")
 
 
-def _capacity(target: str) -> tuple[float, float] | None:
-    """Return the current CPUs and GPUs of a target; None if unknown."""
+def _capacity(target: str) -> Capacity | None:
+    """Return the capacity of a target; None if unknown."""
     from rayjobs.target.targets import capacity_of
 
     try:
-        nodes = capacity_of(target).nodes
+        found = capacity_of(target)
     except RayjobsError:
         return None  # a target that has since been removed
-    if not nodes:
-        return None
+    return found if found.nodes else None
+
+
+def _running(capacity: Capacity) -> tuple[float, float]:
+    """Return the CPUs and GPUs of the nodes that run now, without those that may still start."""
+    nodes = capacity.nodes if capacity.running is None else capacity.running
     return sum(n.cpus * n.count for n in nodes), sum(n.gpus * n.count for n in nodes)
 
 
-def _sections(made: QueueReport) -> list[str]:
+def _sections(made: QueueReport, capacities: Mapping[str, Capacity]) -> list[str]:
     sections = [
         _predictions("First estimates against actual starts", made.first_by_target, "TARGET"),
         _predictions("Last estimates before the start", made.last_by_target, "TARGET"),
@@ -94,7 +105,7 @@ def _sections(made: QueueReport) -> list[str]:
     sections.append(
         _waiting("Waits by sweep, array and pipeline run", made.waits_by_group, "GROUP")
     )
-    sections.append(_used(made.in_use))
+    sections.append(_used(made.in_use, capacities))
     if not made.first_by_target:
         sections.insert(0, "No job with an estimate has started yet.")
     sections.insert(0, _left_out(made.estimated))
@@ -170,7 +181,7 @@ def _waiting(title: str, figures: Sequence[Waits], name: str) -> str:
     return f"{text}\nand {more} more (--json)" if more > 0 else text
 
 
-def _used(figures: Sequence[InUse]) -> str:
+def _used(figures: Sequence[InUse], capacities: Mapping[str, Capacity]) -> str:
     if not figures:
         return ""
     rows = [
@@ -184,9 +195,19 @@ def _used(figures: Sequence[InUse]) -> str:
         for one in figures
     ]
     header = ("TARGET", "CPU HOURS", "OF ITS CPUS", "GPU HOURS", "OF ITS GPUS")
-    return "Held by jobs (percentages of the target's current capacity)\n" + table(
-        rows, header, right=(1, 2, 3, 4)
-    )
+    lines = [
+        "Held by jobs (percentages of the target's current capacity)",
+        table(rows, header, right=(1, 2, 3, 4)),
+    ]
+    for one in figures:
+        known = capacities.get(one.name)
+        if known is not None and known.running is not None:
+            running = len(known.running)
+            lines.append(
+                f"{one.name}: {counted(running, 'node')} of at most {known.max_nodes} "
+                f"{verb(running, 'runs', 'run')} now; those that may still start do not count."
+            )
+    return "\n".join(lines)
 
 
 def _share(share: float | None) -> str:

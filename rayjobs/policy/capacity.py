@@ -49,12 +49,14 @@ class Capacity:
         shares_machine: Several nodes of a job may be on one machine, and processes may exceed
             its CPUs (the target ``local``); GPUs and memory may not be exceeded.
         types: The types of nodes that it may start; None: none, or unknown.
+        running: The nodes that run now; None: all of `nodes`.
     """
 
     nodes: tuple[NodeShape, ...]
     max_nodes: int
     shares_machine: bool = False
     types: NodeTypes | None = None
+    running: tuple[NodeShape, ...] | None = None
 
 
 @dataclass(frozen=True)

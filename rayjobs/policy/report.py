@@ -130,7 +130,7 @@ def queue_report(
     Args:
         rows: The jobs to report on.
         since: The start of the report; None: the first submit.
-        capacity: CPUs and GPUs that each target has now.
+        capacity: CPUs and GPUs of the nodes of each target that run now.
     """
     start = since or min((row.submitted_at for row in rows), default=now)
     return QueueReport(

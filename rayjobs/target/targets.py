@@ -504,15 +504,17 @@ def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
 def _with_types(seen: list[NodeShape], types: NodeTypes) -> Capacity:
     """Return the possible nodes: all that may start, and running ones without a node type."""
     # The head runs no jobs, hence its capacity does not count.
-    others = [
-        node for node in seen if types.named(node.node_type) is None and node.cpus + node.gpus > 0
-    ]
+    running = [node for node in seen if node.cpus + node.gpus > 0]
+    others = [node for node in running if types.named(node.node_type) is None]
     may_start = [
         NodeShape(one.cpus, one.gpus, one.memory_bytes, one.max_nodes, one.name)
         for one in types.types
     ]
     return Capacity(
-        nodes=(*may_start, *others), max_nodes=types.max_nodes + len(others), types=types
+        nodes=(*may_start, *others),
+        max_nodes=types.max_nodes + len(others),
+        types=types,
+        running=tuple(running),
     )
 
 

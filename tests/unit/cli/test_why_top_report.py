@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 
 from rayjobs.cli.exits import Exit
+from rayjobs.core.paths import TargetPaths, home
 from rayjobs.core.text import duration_text
 from rayjobs.jobs.queue_records import Prediction
 from rayjobs.jobs.records import Job
 from rayjobs.policy import report
+from rayjobs.policy.node_types import NodeType, NodeTypes
 from rayjobs.spec.model import Dependency
+from rayjobs.target.answers import NodeStatus
+from rayjobs.target.record import TargetRecord, save_target
+from rayjobs.target.reports import CapacityReport
 from tests.unit.cli.conftest import Queue, Terminal
 from tests.unit.cli.fake_target import target
 
@@ -274,6 +279,28 @@ def test_report_counts_the_jobs_that_had_no_estimate(
     assert "1 job waiting now for more than 10s, 1 without an estimate." in shown
     data = json.loads(terminal.type("report", "queue", "--json").out)
     assert data["estimated"]["waiting_without"] == 1
+
+
+def test_nodes_that_may_still_start_are_no_current_capacity(
+    queue: Queue, terminal: Terminal
+) -> None:
+    gpu = NodeType("gpu", 8.0, 1.0, max_nodes=4)
+    types = NodeTypes((gpu,), max_nodes=4)
+    record = TargetRecord("lab", address="h:1", token_file="t", node_types=types)
+    save_target(record, home=home())
+    nodes = (NodeStatus(cpus=8.0, gpus=1.0, node_type="gpu"), NodeStatus(node_type="head"))
+    CapacityReport(nodes).write(TargetPaths.of("lab", under=home()))
+    job = queue.submit(target="lab", resources={"cpus": 4})
+    store = queue.workspace.store
+    store.add_allocation("lab-1", target="lab", shape={"nodes": 1.0, "cpus": 4.0})
+    store.place_allocation("lab-1", nodes=["n1"], gpus=[[]])
+    assert store.hold_allocation("lab-1", job=job.id, attempt=1)
+    assert store.start(job.id, attempt=0, allocation="lab-1") is not None
+    (one,) = json.loads(terminal.type("report", "queue", "--since", "1h", "--json").out)["in_use"]
+    assert one["cpu_hours"] > 0
+    assert (one["name"], one["cpus"]) == ("lab", pytest.approx(one["cpu_hours"] / 8))
+    shown = terminal.type("report", "queue").out
+    assert "lab: 1 node of at most 4 runs now; those that may still start do not count." in shown
 
 
 def test_empty_report_says_there_is_nothing(queue: Queue, terminal: Terminal) -> None:

@@ -113,6 +113,7 @@ FIRST: list[tuple[Any, Any]] = [
             "max_nodes": 2,
             "shares_machine": False,
             "types": {"types": [TYPE], "max_nodes": 2},
+            "running": [NODE],
         },
     ),
     (ForwardedAnswer, {"is_late": False, "answer": {"ok": True, "version": "0.1.0"}}),
@@ -186,7 +187,8 @@ def test_entries_that_earlier_servers_do_not_send_have_defaults(client: Connecti
     assert (condition.standing, condition.reason, condition.may_run_on) == ("running", "", False)
     view = read(TargetView, {"name": "gpu", "kind": "attached", "state": "running"}, "")
     assert (view.busy, view.nodes, view.problem) == (None, (), "")
-    assert read(Capacity, {"nodes": [{"cpus": 2}], "max_nodes": 1}, "").types is None
+    capacity = read(Capacity, {"nodes": [{"cpus": 2}], "max_nodes": 1}, "")
+    assert (capacity.types, capacity.running) == (None, None)
 
 
 @pytest.mark.parametrize(
