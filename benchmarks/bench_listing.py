@@ -36,9 +36,7 @@ def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
                     NewJob(spec=spec, experiment="mnist", snapshot=None, user="ada")
                 )
             lines = workspace.store.job_lines(JobFilter(newest_first=False))
-            began = time.perf_counter()
-            workspace.store.durations([("mnist", "train.py")])
-            learned_ms = (time.perf_counter() - began) * 1e3
+        learned_ms = median([_first_lookup_ms(folder / "w") for _ in range(max(rounds, 20))])
         reasons = {
             f"{workspace.path}::{line.id}": {
                 "reason": f"waits for {place} jobs ahead of it",
@@ -68,6 +66,15 @@ def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
         Figure(f"why as a command, {jobs} queued", "s", median(asked)),
         Figure(f"looking up learned durations, {jobs} jobs", "ms", learned_ms),
     ]
+
+
+def _first_lookup_ms(folder: Path) -> float:
+    """Time the first look-up of learned durations by a process that has just listed the jobs."""
+    with open_workspace(folder) as workspace:
+        workspace.store.job_lines(JobFilter(newest_first=False, limit=10))
+        began = time.perf_counter()
+        workspace.store.durations([("mnist", "train.py")])
+        return (time.perf_counter() - began) * 1e3
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from rayjobs import policy
 from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError, StoreError
 from rayjobs.engine.allocations import Allocations
+from rayjobs.engine.attempt.leases import Leases
+from rayjobs.engine.attempt.settling import Settling
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor, SupervisorParts
 from rayjobs.engine.attempts import AttemptsInProgress
 from rayjobs.engine.board import Board, Change, QueueView, Served, changes_of
@@ -132,6 +134,7 @@ class Engine:
         self.allocations = Allocations(
             target, cluster, clock, start_timeout_s=self.pending_nodes.timeout_s
         )
+        leases = Leases(cluster, clock, lease_s=machines.lease_s, shares_machine=machines.is_shared)
         self._parts = SupervisorParts(
             target,
             cluster,
@@ -139,7 +142,8 @@ class Engine:
             clock,
             observer.count,
             observer.waited,
-            lease_s=machines.lease_s,
+            leases,
+            Settling(cluster, leases),
             shares_machine=machines.is_shared,
             epoch=epoch,
         )

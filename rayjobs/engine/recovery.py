@@ -10,6 +10,7 @@ from dataclasses import replace
 from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError
 from rayjobs.engine.allocations import KnownAllocation
+from rayjobs.engine.attempt.ending import SettledNodes
 from rayjobs.engine.attempt.nodes import NodeOfAttempt, of_record
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor, SupervisorParts
 from rayjobs.engine.attempts import AttemptsInProgress
@@ -217,7 +218,8 @@ class Recovery:
         if all(one.state is not Found.UNKNOWN for one in settled):
             return False
         message = f"{why}, and the state of its attempt is unknown"
-        await supervisor.ending.lose(message, proven=False, outcome=Outcome.SYSTEM, may_run=True)
+        unknown = SettledNodes(proven=False, may_run=True)
+        await supervisor.ending.lose(message, settled=unknown, outcome=Outcome.SYSTEM)
         return True
 
     # -- attempts ------------------------------------------------------------------------------
@@ -264,7 +266,8 @@ class Recovery:
                 )
             else:
                 await supervisor.ending.lose(
-                    "its attempt host is gone and left no exit record", proven=proven
+                    "its attempt host is gone and left no exit record",
+                    settled=SettledNodes(proven=proven),
                 )
             return
         if job.state in (JobState.PROVISIONING, JobState.PREPARING):
@@ -355,11 +358,11 @@ class Recovery:
                 unknown = [Settled(Found.UNKNOWN) for _ in supervisor.record.nodes]
                 await self._conclude(supervisor, unknown, why=why, restarted=restarted)
         else:
-            nothing_left = all(one.proven for one in settled)
+            dead = SettledNodes(proven=all(one.proven for one in settled))
             # A restart of the cluster ends every attempt: no job has caused it.
             outcome = Outcome.CLUSTER_LOST if restarted else Outcome.NODE_LOST
             message = f"{why}; its remaining processes were ended first"
-            await supervisor.ending.lose(message, proven=nothing_left, outcome=outcome)
+            await supervisor.ending.lose(message, settled=dead, outcome=outcome)
 
     async def prove(self, nodes: Iterable[NodeOfAttempt], *, restarted: bool = False) -> bool:
         """End remaining hosts, and return whether all are proven dead."""

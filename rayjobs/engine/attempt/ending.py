@@ -164,7 +164,7 @@ class AttemptEnding:
         elif outcome is Outcome.PREEMPTED and self._end_request.is_free_preemption:
             await record.requeue(self._end_request.preempt_reason, outcome=outcome, pause_s=0.0)
         elif failure is not None:
-            await self.fail(failure, outcome=outcome, proven=proven)
+            await self.fail(failure, outcome=outcome, settled=SettledNodes(proven=proven))
         else:
             models = await self._models(collected)
             await record.finish(outcome, models=models)
@@ -236,15 +236,15 @@ class AttemptEnding:
             try:
                 agent = await self._cluster.agent(node.node_id)
                 last = await agent.call(COLLECT, node.on)
-                if last.stuck:
-                    last = await self._wait_for_progress(node, last)
-                if last.outage:
-                    last = await self._wait_for_storage(node, last)
+                last = await self._wait_for_end(node, last)
             except (AgentLostError, ClusterUnreachableError) as error:
                 if last.stuck:  # the files may not have been stored
                     last = Collected(problems=("the node's agent was lost in the meantime.",))
-                left_s = since_s + OUTAGE_S - self._record.clock.monotonic_s()
-                if isinstance(error, ClusterUnreachableError) and left_s > 0:
+                is_away = isinstance(error, ClusterUnreachableError)
+                if is_away and self._end_request.is_canceled:
+                    why = f"{error}, so the collection was given up."
+                    return Collected(problems=(why,), gave_up=why)
+                if is_away and self._record.clock.monotonic_s() - since_s < OUTAGE_S:
                     attempt -= 1  # the files are safe on their node
                 await asyncio.sleep(AGENT_PAUSE_S)
                 continue
@@ -255,6 +255,14 @@ class AttemptEnding:
             if last.is_out_of_files and waited < OUT_OF_FILES_TRIES:
                 attempt, waited = 0, waited + 1
             await asyncio.sleep(attempt_record.STORE_PAUSE_S * max(1, attempt))
+        return last
+
+    async def _wait_for_end(self, node: NodeOfAttempt, last: Collected) -> Collected:
+        """Wait for a collection that makes no progress, or for storage that does not answer."""
+        if last.stuck:
+            last = await self._wait_for_progress(node, last)
+        if last.outage:
+            last = await self._wait_for_storage(node, last)
         return last
 
     async def _wait_for_progress(self, node: NodeOfAttempt, last: Collected) -> Collected:
@@ -351,32 +359,28 @@ class AttemptEnding:
         return await self._settling.until_known(node, end=True, report=report)
 
     # -- fail ----------------------------------------------------------------------------------
-    async def fail(
-        self, failure: Failure, *, outcome: Outcome, proven: bool = True, may_run: bool = False
-    ) -> None:
+    async def fail(self, failure: Failure, *, outcome: Outcome, settled: SettledNodes) -> None:
         """Retry within the failure class's budget, hold a poison job, otherwise end as Failed.
 
-        Args:
-            proven: All processes of the attempt are proven dead.
-            may_run: See `SettledNodes`: no retry.
+        A job whose processes may still run is not retried.
         """
         record = self._record
         job = await record.write(record.served.store.job, record.job.id)
         attempts = await record.attempts()
         events = await record.write(record.served.store.events, record.job.id)
         is_canceled = job.cancel_requested_at is not None
-        if may_run and not is_canceled:
+        if settled.may_run and not is_canceled:
             message = (
                 f"{failure.message.rstrip('.')}. It is not retried, since its processes may still "
                 "run: their node answers with errors"
             )
             await record.finish(outcome, failure=replace(failure, message=message))
-            await self.free(proven=proven)
+            await self.free(proven=settled.proven)
             return
         if _waits_for_files(failure, attempts) and not is_canceled:
             reason = f"waits until its node can open files again: {failure.message}"
             await record.requeue(reason, outcome=Outcome.OUT_OF_FILES, pause_s=OUT_OF_FILES_PAUSE_S)
-            await self.free(proven=proven)
+            await self.free(proven=settled.proven)
             return
         decision = retry.decide(
             job.spec.retries,
@@ -402,7 +406,7 @@ class AttemptEnding:
             await record.requeue(
                 reason, outcome=outcome, failure=failure, pause_s=pause_s, hold=hold
             )
-        await self.free(proven=proven)
+        await self.free(proven=settled.proven)
 
     async def _steps_lost(self) -> Lost | None:
         """Return what the next attempt has to repeat; None: unknown."""
@@ -432,9 +436,7 @@ class AttemptEnding:
             f"{type(error).__name__}: {error}",
             is_out_of_files=_is_out_of_files(error),
         )
-        await self.fail(
-            failure, outcome=Outcome.SYSTEM, proven=settled.proven, may_run=settled.may_run
-        )
+        await self.fail(failure, outcome=Outcome.SYSTEM, settled=settled)
 
     async def let_go(self) -> None:
         """End all processes and free the allocation without a record: the store is unusable.
@@ -458,17 +460,12 @@ class AttemptEnding:
             await self.clean()
 
     async def lose(
-        self,
-        message: str,
-        *,
-        proven: bool,
-        outcome: Outcome = Outcome.NODE_LOST,
-        may_run: bool = False,
+        self, message: str, *, settled: SettledNodes, outcome: Outcome = Outcome.NODE_LOST
     ) -> None:
         """Retry (or end) a job whose attempt was lost; see `fail`."""
-        is_stored = proven and await self._rescue()
+        is_stored = settled.proven and await self._rescue()
         failure = Failure(failure_class(outcome), message)
-        await self.fail(failure, outcome=outcome, proven=proven, may_run=may_run)
+        await self.fail(failure, outcome=outcome, settled=settled)
         if is_stored:
             await self.clean()
 

@@ -61,8 +61,11 @@ class Leases:
                 answer = (await agent.call(RENEW, Renew(node.on, stamp))).stamp
             except AgentLostError:
                 return  # the attempt's supervisor sees it too
-            except Exception as error:  # whatever it is, the next renewal may succeed
-                log.info("the lease of %s was not renewed: %s", node.on.job, error)
+            except RayjobsError as error:  # the next renewal may succeed
+                log.warning("the lease of %s was not renewed: %s", node.on.job, error)
+                answer = None
+            except Exception:  # a bug must not end the renewals, and with them the attempt
+                log.exception("the lease of %s was not renewed", node.on.job)
                 answer = None
             fresh = stamp is None and answer is not None
             stamp = answer

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from rayjobs.core.clock import Clock
@@ -90,33 +90,22 @@ class SupervisorParts:
         target: Name of the compute target.
         count: Called with ``launches`` and with the name of each final state.
         waited: Called with the seconds from a job's submit to its start.
-        lease_s: How long a host may run without a renewal; None on one machine, where the identity
-            of processes proves an end.
-        shares_machine: Whether all nodes are on this machine.
-        epoch: The epoch of the target actor, which has claimed its workspaces; None: no claims.
         leases: The leases of all hosts.
         settling: How the final state of attempts is determined.
+        shares_machine: Whether all nodes are on this machine.
+        epoch: The epoch of the target actor, which has claimed its workspaces; None: no claims.
     """
 
     target: str
     cluster: Cluster
     allocations: Allocations
     clock: Clock
-    count: Callable[[str], None] = lambda _name: None
-    waited: Callable[[float], None] = lambda _seconds: None
-    lease_s: float | None = None
-    shares_machine: bool = True
-    epoch: str | None = None
-    leases: Leases = field(init=False)
-    settling: Settling = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Make the parts that use the others."""
-        leases = Leases(
-            self.cluster, self.clock, lease_s=self.lease_s, shares_machine=self.shares_machine
-        )
-        object.__setattr__(self, "leases", leases)
-        object.__setattr__(self, "settling", Settling(self.cluster, leases))
+    count: Callable[[str], None]
+    waited: Callable[[float], None]
+    leases: Leases
+    settling: Settling
+    shares_machine: bool
+    epoch: str | None
 
 
 class AttemptSupervisor:
@@ -248,12 +237,7 @@ class AttemptSupervisor:
                 is_permanent=error.is_permanent,
                 is_out_of_files=error.is_out_of_files,
             )
-            await self.ending.fail(
-                failure,
-                outcome=Outcome.NOT_PREPARED,
-                proven=settled.proven,
-                may_run=settled.may_run,
-            )
+            await self.ending.fail(failure, outcome=Outcome.NOT_PREPARED, settled=settled)
             await self.ending.clean()
 
     async def _create_allocation(self) -> None:
@@ -316,12 +300,7 @@ class AttemptSupervisor:
             failure = Failure(FailureClass.SYSTEM, f"the node's agent was lost at start: {error}")
             if any(node.is_lost for node in self.record.nodes):
                 failure = replace(failure, failure_class=FailureClass.NODE_LOST)
-            await self.ending.fail(
-                failure,
-                outcome=Outcome.AGENT_LOST,
-                proven=settled.proven,
-                may_run=settled.may_run,
-            )
+            await self.ending.fail(failure, outcome=Outcome.AGENT_LOST, settled=settled)
             return
         for node, host in zip(self.record.nodes, hosts, strict=True):
             node.watches_raylet = host.watches_raylet

@@ -186,6 +186,24 @@ def test_files_are_collected_once_ray_answers(
     play(scene, tmp_path)
 
 
+def test_a_cancel_gives_up_a_collection_while_ray_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(here: World) -> None:
+        reaching = Failing(monkeypatch, here.cluster, "agent")
+        job = here.submit()
+        await here.launched(job)
+        reaching.error = lambda: ClusterUnreachableError("Ray does not answer")
+        here.agent.end(job.id, 1, exit_code=0)
+        await here.until(lambda: reaching.failures > 5)
+        here.store.request_cancel(job.id)
+        here.engine.wake()
+        canceled = await here.state(job, JobState.CANCELED)
+        assert "Ray does not answer, so the collection was given up" in canceled.reason
+
+    play(scene, tmp_path)
+
+
 def test_a_start_waits_while_ray_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
