@@ -9,8 +9,10 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +25,7 @@ from rayjobs.core.errors import (
     UnreadableSpecError,
 )
 from rayjobs.core.folder_handle import FolderHandle
+from rayjobs.engine.folder_probe import FolderProbe
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs import retry
 from rayjobs.jobs.queue_records import Mark
@@ -31,13 +34,15 @@ from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
 from rayjobs.workspace import registrations
 from rayjobs.workspace.folder import WorkspaceFiles, created_s, id_of, original_of, record_of
-from rayjobs.workspace.registrations import registered
+from rayjobs.workspace.registrations import as_registered
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 # How many specs a thread parses per call.
 PIECE = 500
+# How many calls of one workspace may be in progress; the others wait.
+CALLS_AT_ONCE = 8
 # A job's submission time is trusted if it deviates at most this much from the target's clock.
 CLOCK_SLACK_S = 5.0
 # A folder that is missing for less than this may come back: an automount, a network file system
@@ -52,12 +57,15 @@ class Served:
     Attributes:
         made_s: When its folder got its record, by the clock of the machine that stores it: all its
             jobs were submitted later. Seconds since 1970.
+        threads: Make its calls, so that those of a workspace that hangs keep no thread of the
+            others; None: the threads of the loop.
     """
 
     path: str
     name: str
     store: Store
     made_s: float = -math.inf
+    threads: ThreadPoolExecutor | None = field(default=None, compare=False)
 
     def key(self, job_id: str) -> str:
         """Return a name for a job that is unique over all workspaces of the target."""
@@ -65,7 +73,8 @@ class Served:
 
     async def ask(self, function: Callable[..., Result], *arguments: Any, **kwargs: Any) -> Result:
         """Run one store call on a thread: a locked database must not stop the loop."""
-        return await asyncio.to_thread(function, *arguments, **kwargs)
+        call = partial(function, *arguments, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, call)
 
 
 Change = tuple[int, int]
@@ -292,33 +301,38 @@ class Board:
         self._copies: dict[str, str] = {}
         self._aliases: dict[str, str] = {}  # other paths of workspaces that are served
         self._ids: dict[str, str | None] = {}
+        self._stores: dict[str, tuple[tuple[int, int] | None, str | None]] = {}  # see `_same_store`
         self._handles: dict[str, FolderHandle] = {}
         # By id: workspaces that were replaced by another one, and since when. They may have moved.
         self._displaced: dict[str, tuple[Served, float]] = {}
         self._moves: list[tuple[Served, Served]] = []
         self._lock = asyncio.Lock()
+        self._probe = FolderProbe(_read_folder)
 
     @property
     def served(self) -> list[Served]:
-        """The open workspaces."""
-        return list(self._served.values())
+        """The open workspaces whose folders answer."""
+        unanswered = self._probe.unanswered
+        return [one for path, one in self._served.items() if path not in unanswered]
 
     @property
     def known(self) -> list[Served]:
-        """The served workspaces, and those that may still be found at another path."""
+        """The open workspaces, and those that may still be found at another path."""
         moved = [old for old, _new in self._moves]
-        return [*self.served, *(one for one, _since_s in self._displaced.values()), *moved]
+        displaced = (one for one, _since_s in self._displaced.values())
+        return [*self._served.values(), *displaced, *moved]
 
     @property
     def refused(self) -> dict[str, str]:
         """Why workspaces are not served, by path."""
         unread = {path: view.trouble for path, view in self._views.items() if view.trouble}
-        return {**self._broken, **self._copies, **unread}
+        silent = dict.fromkeys(self._probe.unanswered, "its folder does not answer")
+        return {**self._broken, **self._copies, **unread, **silent}
 
     @property
     def is_complete(self) -> bool:
         """Whether all existing registered workspaces are open."""
-        return not any(Path(path).is_dir() for path in self._broken)
+        return not self._probe.unanswered and not any(Path(path).is_dir() for path in self._broken)
 
     def take_moves(self) -> list[tuple[Served, Served]]:
         """Return the moves since the last call: each workspace before and after its move."""
@@ -331,8 +345,11 @@ class Board:
         A folder that is already served under another path, through a link or bind mount, is the
         same workspace: two views of one store would start its jobs twice.
         """
-        path = os.path.realpath(path)
         async with self._lock:  # a wake and a round may both call this
+            await self._probe_also(path)
+            if path in self._probe.unanswered:
+                return None
+            path = os.path.realpath(path)
             await self._look_at_all()
             path = self._aliases.get(path, path)
             served = self._served.get(path) or await self._add(path)
@@ -368,12 +385,14 @@ class Board:
                 log.warning("workspace %s cannot be opened: %s", path, error)
             self._broken[path] = str(error)
             return None
-        served = Served(path, name, store, await asyncio.to_thread(created_s, path))
+        threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="workspace")
+        served = Served(path, name, store, await asyncio.to_thread(created_s, path), threads)
         self._broken.pop(path, None)
         self._copies.pop(path, None)
         self._served[path] = served
         self._views[path] = QueueView(served, self.target)
         self._ids[path] = id_of(path)
+        self._stores[path] = _file_number(path), _shared_store(path)
         self._take_hold(path)
         return served
 
@@ -396,18 +415,24 @@ class Board:
         copy.)
         """
         number, shared = _file_number(path), _shared_store(path)
-        for known in self._served.values():
-            if number is not None and _file_number(known.path) == number:
+        for at, known in self._served.items():
+            if at not in self._probe.unanswered:  # else as it was when its folder last answered
+                self._stores[at] = _file_number(at), _shared_store(at)
+            its_number, its_shared = self._stores[at]
+            if number is not None and its_number == number:
                 return known
-            if shared is not None and _shared_store(known.path) == shared:
+            if shared is not None and its_shared == shared:
                 return known
         return None
 
     async def refresh(self) -> None:
         """Open registered workspaces, follow moved ones, forget removed ones."""
+        named = as_registered(self._folder)
         async with self._lock:
+            await self._probe_also(*named)
             await self._look_at_all()
-        for path in registered(self._folder):
+        answering = [path for path in named if path not in self._probe.unanswered]
+        for path in dict.fromkeys(map(os.path.realpath, answering)):
             if path not in self._served and path not in self._aliases:
                 await self.add(path)
         now_s = self._clock.monotonic_s()
@@ -416,9 +441,15 @@ class Board:
                 log.warning("workspace %s was removed", served.path)
                 del self._displaced[number]
 
+    async def _probe_also(self, *paths: str) -> None:
+        """Find out which of these folders and those of all known workspaces answer."""
+        known = (*self._served, *self._copies, *self._broken)
+        await self._probe.probe([*dict.fromkeys((*known, *paths))])
+
     async def _look_at_all(self) -> None:
         for path in [*self._served]:
-            await self._look_at(path)
+            if path not in self._probe.unanswered:
+                await self._look_at(path)
 
     async def _look_at(self, path: str) -> None:
         """Follow a moved workspace; close a removed one.
@@ -463,7 +494,8 @@ class Board:
     def _copy_of(self, number: str | None) -> str | None:
         """Return the path of an unserved workspace with this id: it may be a copy."""
         for path in [*self._copies]:
-            if number is not None and id_of(path) == number:
+            answers = path not in self._probe.unanswered
+            if number is not None and answers and id_of(path) == number:
                 return path
         return None
 
@@ -494,6 +526,7 @@ class Board:
         self._absent_since_s.pop(path, None)
         self._aliases = {name: real for name, real in self._aliases.items() if real != path}
         self._ids.pop(path, None)
+        self._stores.pop(path, None)
         if (handle := self._handles.pop(path, None)) is not None:
             handle.close()
         del self._views[path]
@@ -503,7 +536,7 @@ class Board:
 
     async def look(self, now: datetime | None = None) -> list[QueueView]:
         """Return each workspace's queue, reread if it has changed; see `QueueView.look`."""
-        views = [self._views[path] for path in self._served]
+        views = [self._views[served.path] for served in self.served]
         changes = await changes_of([view.served for view in views])
         for view in views:
             await view.look(now, change=changes[view.served.path])
@@ -524,6 +557,11 @@ def _copied(original: str) -> str:
         f"it is a copy of the workspace {original}, where its unfinished jobs run. The next job "
         f"that you submit here makes it a separate workspace, and ends their records here"
     )
+
+
+def _read_folder(path: str) -> None:
+    """Read what a round reads of a workspace's folder."""
+    id_of(os.path.realpath(path))
 
 
 def _file_number(path: str) -> tuple[int, int] | None:

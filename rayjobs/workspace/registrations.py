@@ -44,15 +44,23 @@ def follow(folder: Path, old: str, new: str) -> None:
         log.warning("the move of workspace %s to %s cannot be registered: %s", old, new, error)
 
 
-def registered(folder: Path) -> list[str]:
-    """Return the workspace folders that clients have registered with the target."""
+def as_registered(folder: Path) -> list[str]:
+    """Return the paths that clients have registered with the target, without reading the folders.
+
+    Several paths may name one folder.
+    """
     paths = []
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         try:
-            paths.append(os.path.realpath(str(json.loads(file.read_text())["path"])))
+            paths.append(str(json.loads(file.read_text())["path"]))
         except (OSError, ValueError, KeyError):
             log.warning("%s is not the registration of a workspace", file)
-    return [*dict.fromkeys(paths)]
+    return paths
+
+
+def registered(folder: Path) -> list[str]:
+    """Return the workspace folders that clients have registered with the target."""
+    return [*dict.fromkeys(os.path.realpath(path) for path in as_registered(folder))]
 
 
 def everywhere(home: Path) -> list[str]:

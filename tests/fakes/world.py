@@ -113,10 +113,13 @@ class World:
         return self.store.job(job.id)
 
     async def launched(self, job: Job, attempt: int = 1) -> None:
+        await self.launched_in(self.store, job, attempt)
+
+    async def launched_in(self, store: SqlStore, job: Job, attempt: int = 1) -> None:
         await self.until(
             lambda: (
                 ("follow", job.id, attempt) in self.agent.calls
-                and self.store.job(job.id).state is JobState.RUNNING
+                and store.job(job.id).state is JobState.RUNNING
             ),
             f"{job.id} launched",
         )

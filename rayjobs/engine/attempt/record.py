@@ -72,7 +72,7 @@ class AttemptRecord:
 
     async def wait_for_workspace(self) -> None:
         """Wait until the workspace's folder exists or counts as removed."""
-        while not self.is_workspace_gone and not await asyncio.to_thread(
+        while not self.is_workspace_gone and not await self.served.ask(
             Path(self.served.path).is_dir
         ):
             await asyncio.sleep(STORE_PAUSE_S)
