@@ -560,8 +560,13 @@ def _copied(original: str) -> str:
 
 
 def _read_folder(path: str) -> None:
-    """Read what a round reads of a workspace's folder."""
-    id_of(os.path.realpath(path))
+    """Wait for the file system of a workspace's folder as `id_of` would. Raises OSError."""
+    os.stat(path)  # noqa: PTH116 - in each turn, for each workspace
+    descriptor = os.open(WorkspaceFiles(Path(path)).record, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        os.read(descriptor, 1)
+    finally:
+        os.close(descriptor)
 
 
 def _file_number(path: str) -> tuple[int, int] | None:

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 
 log = logging.getLogger(__name__)
 
@@ -15,15 +17,12 @@ PROBE_S = 2.0
 
 
 class FolderProbe:
-    """Reads folders in a thread, which a file system that hangs may keep as long as it wants.
-
-    Attributes:
-        read: Reads what the caller needs of a folder; its result is ignored.
-    """
+    """Reads folders in a thread, which a file system that hangs may keep as long as it wants."""
 
     def __init__(self, read: Callable[[str], object]) -> None:
-        """Probe folders with `read`."""
-        self.read = read
+        """Probe folders with `read`, whose results and errors are ignored."""
+        self._read = read
+        self._reader: _Reader | None = None
         self._unanswered: dict[str, _Walk] = {}
 
     @property
@@ -32,42 +31,59 @@ class FolderProbe:
         return frozenset(self._unanswered)
 
     async def probe(self, paths: Sequence[str]) -> None:
-        """Find out which folders answer; takes at most `PROBE_S` for each that does not."""
+        """Find out which folders answer; takes at most `PROBE_S` for each that newly does not."""
         for path, walk in [*self._unanswered.items()]:
-            if walk.has_answered or path not in paths:
+            if walk.ended.is_set():
                 log.warning("the folder %s answers again", path)
                 del self._unanswered[path]
         left = [path for path in paths if path not in self._unanswered]
         while left:
-            walk = _Walk(self.read, left)
+            if self._reader is None:
+                self._reader = _Reader()
+                weakref.finalize(self, self._reader.walks.put, None)
+            walk = _Walk(self._read, left)
+            self._reader.walks.put(walk)
             stuck_at = await walk.until_stuck()
             if stuck_at is None:
                 return
             path = left[stuck_at]
             log.warning("the folder %s does not answer: its workspace is left out", path)
             self._unanswered[path] = walk
+            self._reader.walks.put(None)
+            self._reader = None
             left = left[stuck_at + 1 :]
 
 
+class _Reader:
+    """A thread that reads folders, one walk after the other; it ends at the walk None."""
+
+    def __init__(self) -> None:
+        self.walks: SimpleQueue[_Walk | None] = SimpleQueue()
+        # A daemon: it must not keep the process from ending.
+        threading.Thread(target=self._run, name="folder-probe", daemon=True).start()
+
+    def _run(self) -> None:
+        while (walk := self.walks.get()) is not None:
+            walk.run()
+
+
 class _Walk:
-    """Reads folders one after the other in a thread of its own."""
+    """One reading of several folders, in order.
+
+    Attributes:
+        ended: Set in the loop's thread once all folders up to the one that hung have answered.
+    """
 
     def __init__(self, read: Callable[[str], object], paths: Sequence[str]) -> None:
+        self.ended = asyncio.Event()
         self._read = read
         self._paths = paths
         self._at = 0
         self._is_left = False
-        self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        # A daemon: it must not keep the process from ending.
-        threading.Thread(target=self._run, name="folder-probe", daemon=True).start()
 
-    @property
-    def has_answered(self) -> bool:
-        """Whether the folder at which the walk was stuck has answered since."""
-        return self._ended.is_set()
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Read the folders; called in the reader's thread."""
         for number, path in enumerate(self._paths):
             if self._is_left:  # another walk reads the rest
                 break
@@ -75,7 +91,7 @@ class _Walk:
             with contextlib.suppress(Exception):  # an error is an answer, too
                 self._read(path)
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._ended.set)
+            self._loop.call_soon_threadsafe(self.ended.set)
 
     async def until_stuck(self) -> int | None:
         """Return the number of the folder that does not answer; None if all have answered."""
@@ -83,7 +99,7 @@ class _Walk:
             before = self._at
             try:
                 async with asyncio.timeout(PROBE_S):
-                    await self._ended.wait()
+                    await self.ended.wait()
                 return None
             except TimeoutError:
                 if self._at == before:
