@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ SETTINGS = {
     # A secret in the shell that starts the target (test_target_environment).
     "AWS_SECRET_ACCESS_KEY": "exported-where-the-target-was-started",
 }
+
+
+# A disk that is busy with the other worker's tests may answer late.
+READABLE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,12 @@ def _check_workspaces(target: LocalTarget) -> None:
     """
     from rayjobs.target import targets
 
-    detail = targets.target_status(target.name, home=target.home, ask=True).detail
-    unread = {} if detail is None else detail.refused
-    left = {path: why for path, why in unread.items() if Path(path).is_dir()}
-    assert not left, f"remove them at the end of the test, see `leaving`: {left}"
+    end_s = time.monotonic() + READABLE_S
+    while True:
+        detail = targets.target_status(target.name, home=target.home, ask=True).detail
+        unread = {} if detail is None else detail.refused
+        left = {path: why for path, why in unread.items() if Path(path).is_dir()}
+        if not left:
+            return
+        assert time.monotonic() < end_s, f"remove them in the test, see `leaving`: {left}"
+        time.sleep(0.1)
