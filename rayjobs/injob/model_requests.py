@@ -190,8 +190,8 @@ def datasets_of(
             name, version, version_id = (_fact(dataset, one) for one in ("name", "version", "id"))
         except (AttributeError, KeyError):
             raise WrongTypeError(
-                "the dataset for %r is %.120r, which is no dataset; give a registered one, such as "
-                "Dataset.get_by_name(workspace, NAME)" % (purpose, dataset)
+                "the dataset for %r is %.120r, which is not a dataset; give a registered one, such "
+                "as Dataset.get_by_name(workspace, NAME)" % (purpose, dataset)
             ) from None
         if not name:
             raise WrongValueError(

@@ -52,7 +52,10 @@ def as_registered(folder: Path) -> list[str]:
     paths = []
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         try:
-            paths.append(str(json.loads(file.read_text())["path"]))
+            path = str(json.loads(file.read_text())["path"])
+            if "\0" in path:  # no call of the system accepts it
+                raise ValueError(path)
+            paths.append(path)
         except (OSError, ValueError, KeyError):
             log.warning("%s is not the registration of a workspace", file)
     return paths

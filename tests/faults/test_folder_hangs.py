@@ -75,11 +75,11 @@ def test_hanging_folder_delays_no_other_workspace(
         with stopped(file_system.pid) as hung:
             if not is_served:
                 await here.start()
-            reasons = here.engine.board
-            await here.until(lambda: reasons.refused == {str(folder): "its folder does not answer"})
+            board = here.engine.board
+            await here.until(lambda: board.refused == {str(folder): "its folder does not answer"})
             calls = [
                 asyncio.ensure_future(one.ask(folder.is_dir))
-                for one in here.engine.board.known
+                for one in board.known
                 for _ in range(MORE_THAN_THE_LOOPS_THREADS)
                 if one.path == str(folder)
             ]
@@ -87,7 +87,7 @@ def test_hanging_folder_delays_no_other_workspace(
             await here.launched(mine)
             here.agent.end(mine.id, 1, exit_code=0)
             await here.state(mine, JobState.COMPLETED)
-            assert not here.engine.board.is_complete  # it may own groups that nothing else names
+            assert not board.is_complete  # it may own groups that nothing else names
             assert not hung.is_set()
         assert all(await asyncio.gather(*calls))
         later = submit()

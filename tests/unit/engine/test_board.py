@@ -57,6 +57,13 @@ def test_a_workspace_is_registered_once_however_it_is_named(
     assert registered(paths.workspaces) == [str(workspace)]
 
 
+def test_impossible_path_of_a_registration_hides_no_other(workspace: Path, tmp_path: Path) -> None:
+    paths = TargetPaths.of("local", under=tmp_path / "h")
+    register_workspace(paths, workspace)
+    (paths.workspaces / "0.json").write_text(json.dumps({"path": "/tmp/a\0b"}))
+    assert registered(paths.workspaces) == [str(workspace)]
+
+
 def test_old_registrations_of_one_workspace_make_one_view(workspace: Path, tmp_path: Path) -> None:
     folder = tmp_path / "registered"
     folder.mkdir()
