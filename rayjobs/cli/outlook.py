@@ -256,7 +256,7 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
     if answer.status is None:
         reason = answer.condition.reason if answer.condition is not None else ""
         return Outlook(own, job.reason or (reason if job.state is JobState.QUEUED else ""))
-    if refused := answer.status.refused.get(str(workspace)):
+    if answer.status.refused and (refused := answer.status.refused.get(str(workspace))):
         state = own if job.state is JobState.QUEUED else NOT_RESPONDING
         return Outlook(state, f"target {answer.target!r} does not serve this workspace: {refused}")
     if job.state is not JobState.QUEUED:

@@ -32,7 +32,8 @@ def print_json(data: Any) -> None:
 
 def print_json_rows(rows: Sequence[Any]) -> None:
     """Print a JSON list with one row per line, which is fast for thousands of rows."""
-    lines = [json.dumps(row, default=_plain, ensure_ascii=False) for row in rows]
+    encode = json.JSONEncoder(default=_plain, ensure_ascii=False).encode
+    lines = [encode(row) for row in rows]
     click.echo("[\n  " + ",\n  ".join(lines) + "\n]" if lines else "[]")
 
 

@@ -33,7 +33,7 @@ class SystemClock:
 
 def to_text(at: datetime) -> str:
     """Return `at` as ISO 8601 in UTC with microseconds, which also sorts as text."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return at.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def from_text(text: str) -> datetime:

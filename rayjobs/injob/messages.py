@@ -65,15 +65,19 @@ class Message:
             )
         known = cls.upgraded(values)
         given = {}
-        for name, (read, default) in _fields_of(cls).items():
+        for name, (exact, read, default) in _fields_of(cls).items():
             if name in known:
+                value = known[name]
+                if type(value) is exact:  # most values; a list of jobs has thousands of them
+                    given[name] = value
+                    continue
                 try:
-                    given[name] = read(known[name])
+                    given[name] = read(value)
                 except MessageError as error:
                     raise MessageError(f"{_title(cls)}, entry {name!r}: {error}") from None
                 except (TypeError, ValueError, OverflowError) as error:
                     raise MessageError(
-                        f"{_title(cls)} has {known[name]!r:.60} as its {name!r}: {error}"
+                        f"{_title(cls)} has {value!r:.60} as its {name!r}: {error}"
                     ) from None
             elif default is _REQUIRED:
                 raise MessageError(f"{_title(cls)} has no entry {name!r}")
@@ -99,7 +103,9 @@ def _names(cls: type) -> "list[str]":
     return [one.name for one in dataclasses.fields(cls)]
 
 
-_KNOWN: "Dict[type, Dict[str, tuple[_Reader, object]]]" = {}
+# For each class: of each field, the plain type whose values need no reader (None: all need it), the
+# reader, and the default.
+_KNOWN: "Dict[type, Dict[str, tuple[Optional[type], _Reader, object]]]" = {}
 
 
 def prepare(cls: "Type[Message]") -> None:
@@ -107,16 +113,18 @@ def prepare(cls: "Type[Message]") -> None:
     _fields_of(cls)
 
 
-def _fields_of(cls: type) -> "Dict[str, tuple[_Reader, object]]":
-    """Return the reader and the default of each field of a class."""
+def _fields_of(cls: type) -> "Dict[str, tuple[Optional[type], _Reader, object]]":
+    """Return how to read each field of a class; see `_KNOWN`."""
     known = _KNOWN.get(cls)
     if known is not None:
         return known
     hints = typing.get_type_hints(cls)
-    found: "Dict[str, tuple[_Reader, object]]" = {}
+    found: "Dict[str, tuple[Optional[type], _Reader, object]]" = {}
     for one in dataclasses.fields(cls):
         has_default = (one.default, one.default_factory) != (_REQUIRED, _REQUIRED)
-        found[one.name] = (_reader(hints[one.name]), None if has_default else _REQUIRED)
+        kind = hints[one.name]
+        read = _reader(kind)
+        found[one.name] = (_exact(kind), read, None if has_default else _REQUIRED)
     _KNOWN[cls] = found
     return found
 
@@ -141,7 +149,7 @@ def _reader(kind: Any) -> _Reader:
     if kind is object:
         return _unchanged
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Union or (origin is not None and origin.__name__ == "UnionType"):
+    if _is_union(kind):
         (other,) = (one for one in arguments if one is not type(None))
         return _optional(_reader(other))
     if origin is tuple:
@@ -155,6 +163,19 @@ def _reader(kind: Any) -> _Reader:
     if issubclass(kind, enum.Enum):
         return lambda value: kind(value)
     return _PLAIN[kind]
+
+
+def _exact(kind: Any) -> Optional[type]:
+    """Return the type of JSON values that a field of this type takes unchanged, if there is one."""
+    if _is_union(kind):
+        (kind,) = (one for one in typing.get_args(kind) if one is not type(None))
+    return kind if kind in (str, int, float, bool) else None
+
+
+def _is_union(kind: Any) -> bool:
+    """Whether a field may also be None: no other union is allowed."""
+    origin = typing.get_origin(kind)
+    return origin is Union or (origin is not None and origin.__name__ == "UnionType")
 
 
 def _unchanged(value: Any) -> Any:

@@ -45,7 +45,7 @@ class OwnRecords:
     def __init__(self, root: Path) -> None:
         """Look into folders and files below `root` (a real path)."""
         self._root = str(root)
-        self._home = os.path.realpath(home())
+        self._home = str(home())
         self._tokens: dict[bytes, str] | None = None
         self._top: frozenset[str] = frozenset()
 

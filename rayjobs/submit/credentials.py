@@ -75,11 +75,9 @@ def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
 
 def own_needs(workspace: OpenWorkspace) -> set[str]:
     """Return the variables for access to the workspace itself, if it needs any."""
-    from rayjobs.workspace.folder import store_address
-
     address = workspace.blobs_address
     found = {*AWS_KEYS} if address is not None and not address.profile else set()
-    return found | ({"PGPASSWORD"} if store_address(workspace.path) is not None else set())
+    return found | ({"PGPASSWORD"} if workspace.store_address is not None else set())
 
 
 def hand_on_own(workspace: OpenWorkspace, target: str, *, home: Path) -> None:

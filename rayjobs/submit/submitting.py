@@ -314,8 +314,8 @@ def with_umask(spec: JobSpec) -> JobSpec:
 
 def _own_umask() -> int:
     try:
-        lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
-        return next(int(line[6:], 8) for line in lines if line.startswith("Umask:"))
+        with open("/proc/self/status", "rb") as lines:
+            return next(int(line[6:], 8) for line in lines if line.startswith(b"Umask:"))
     except (OSError, StopIteration):
         # Elsewhere the umask can only be read by setting it; the temporary value is strict.
         own = os.umask(0o077)
@@ -543,12 +543,13 @@ def facts_of(workspace: OpenWorkspace, target: str) -> TargetFacts:
 
     # Local facts say nothing about a target on another machine.
     serving = None
-    if workspace.server is None:  # otherwise the path belongs to the server's machine
-        serving = elsewhere.find_quietly(workspace.path, target, home=default_home())
+    at = default_home()
+    if workspace.store_address is not None:  # machines share only such records
+        serving = elsewhere.find_quietly(workspace.path, target, home=at)
     if serving is not None:
         return TargetFacts(serving, None)
     try:
-        known = capacity_of(target)
+        known = capacity_of(target, home=at)
     except (NotFoundError, UsageError) as error:
         is_missing = isinstance(error, NotFoundError)
         return TargetFacts(None, None, (Problem("target", str(error), is_missing=is_missing),))

@@ -115,9 +115,11 @@ def remember_settings(paths: TargetPaths, environment: Mapping[str, str]) -> Non
     write_private(paths.local_settings, json.dumps(kept))
 
 
-def with_settings(paths: TargetPaths, environment: Mapping[str, str]) -> dict[str, str]:
+def with_settings(paths: TargetPaths, environment: Mapping[str, str]) -> Mapping[str, str]:
     """Return `environment` and those of the head's stored variables that it does not set."""
-    kept = read_json(paths.local_settings) or {}
+    kept = read_json(paths.local_settings)
+    if not kept:
+        return environment
     return {**{name: str(value) for name, value in kept.items()}, **environment}
 
 

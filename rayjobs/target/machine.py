@@ -141,6 +141,7 @@ def object_store_bytes() -> int:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="ascii")
+        with open(path, encoding="ascii") as file:
+            return file.read()
     except (OSError, UnicodeDecodeError):
         return ""

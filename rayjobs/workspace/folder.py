@@ -116,6 +116,8 @@ class OpenWorkspace:
         original: The original with the same id if this is a copy; else None.
         client_folder: Where a client of a server keeps its own files; None means `path`.
         server: The server that all access goes through; then `path` is on its machine.
+        store_address: The address of its records in PostgreSQL; None if they are in its folder, or
+            behind a server.
     """
 
     path: Path
@@ -126,6 +128,7 @@ class OpenWorkspace:
     original: Path | None = None
     client_folder: Path | None = None
     server: Connection | None = None
+    store_address: str | None = None
 
     @property
     def own_files(self) -> Path:
@@ -419,6 +422,7 @@ def open_workspace(
             store=store,
             blobs=_blobs(files, record),
             original=original,
+            store_address=address,
         )
     except BaseException:
         store.close()

@@ -133,6 +133,7 @@ def test_unknown_fields_are_dropped_and_missing_ones_get_defaults() -> None:
         ({}, "an exit record has no entry 'job'"),
         ({**OLD, "version": 2}, "an exit record has version 2; this rayjobs reads version 1"),
         ({**OLD, "node": "0"}, "an exit record, entry 'node': '0' is not a whole number"),
+        ({**OLD, "node": True}, "an exit record, entry 'node': True is not a whole number"),
         ({**OLD, "outcome": "odd"}, "an exit record has 'odd' as its 'outcome'"),
         ({**OLD, "ranks": [{}]}, "an exit record, entry 'ranks': a rank exit has no entry 'rank'"),
         ({**OLD, "ranks": 3}, "an exit record, entry 'ranks': 3 is not a list"),

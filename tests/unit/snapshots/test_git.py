@@ -274,6 +274,21 @@ def test_submit_from_a_git_hook_reads_its_own_source(
 
 
 @pytest.mark.long
+def test_folder_outside_a_repository_is_inspected_once_it_is_in_one(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(git, "PATIENCE_S", PATIENT_S)
+    spec = JobSpec(name="t", script="train.py", source_directory=str(source))
+    (source / ".git").rename(tmp_path / "aside")
+    with open_workspace(tmp_path / "ws") as workspace:
+        for _ in range(2):
+            found = git.of_properties(submit(workspace, spec, wake=False).job.properties) or {}
+            assert found["why"] == "not in a git repository"
+        (tmp_path / "aside").rename(source / ".git")
+        found = git.of_properties(submit(workspace, spec, wake=False).job.properties) or {}
+    assert (found["commit"], found["dirty"]) == (call(source, "rev-parse", "HEAD"), False)
+
+
 def test_unchanged_source_is_not_inspected_again(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
