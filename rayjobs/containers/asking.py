@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
 from rayjobs.environments.building import POLL_S, Control
@@ -180,7 +181,7 @@ async def run_in(
                     raise PrepareError(
                         f"{arguments[0]} in the image does not answer within "
                         f"{duration_text(ASK_S)}",
-                        failure_class="environment",
+                        failure_class=FailureClass.ENVIRONMENT,
                     )
         except BaseException:
             process.kill()  # the container's init then ends all processes in the image

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rayjobs.containers.reference import DEFAULT_REGISTRY, Reference
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.files import write_atomic
 from rayjobs.injob.lazy_dataclass import dataclass
 
@@ -156,7 +157,7 @@ def steps_to_fetch(reference: Reference, target: Path, login: Path | None) -> li
             f"the image {reference.text!r} cannot be fetched: this node has none of "
             f"{', '.join(FETCHERS)}. Install one (sudo apt-get install skopeo), or give the image "
             f"as an archive, an OCI folder or a root file system",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
             is_permanent=True,
         )
     engine, path = found[0], program(found[0])
@@ -188,7 +189,7 @@ def steps_to_build(dockerfile: Path, context: Path, name: str, login: Path | Non
             "the job's Dockerfile cannot be built: this node has neither podman nor buildah. "
             "Install one (sudo apt-get install podman), or build the image elsewhere and name it "
             "with `image`",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
             is_permanent=True,
         )
     words = [program(found[0]), "build", "--isolation", "chroot", "--network", "host"]
@@ -211,7 +212,7 @@ def steps_to_save_built(name: str, target: Path) -> list[Step]:
 
 def in_words(error: PrepareError, what: str) -> PrepareError:
     """Return the error of an engine with the text of its last message."""
-    if error.failure_class != "environment" or not error.lines:
+    if error.failure_class is not FailureClass.ENVIRONMENT or not error.lines:
         return error
     text = error.lines[-1]
     found = _MESSAGE.search(text)
@@ -222,7 +223,7 @@ def in_words(error: PrepareError, what: str) -> PrepareError:
         hint = ". Check container.registry: its username, and the secret that its password names"
     return PrepareError(
         f"{what}: {message[:400].rstrip('.')}{hint}",
-        failure_class="environment",
+        failure_class=FailureClass.ENVIRONMENT,
         lines=error.lines,
         is_permanent=is_final,
     )

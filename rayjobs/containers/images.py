@@ -22,6 +22,7 @@ from rayjobs.containers.container_tools import Login, Step
 from rayjobs.containers.layers import MOST_BYTES, BadImageError
 from rayjobs.containers.reference import Kind, Reference
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.files import locked_if_free
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.safe_delete import OwnFolder
@@ -169,7 +170,7 @@ class Images:
             is_full = error.errno in _DISK_FULL
             raise PrepareError(
                 f"the image cannot be stored in {self._cache.root}: {error.strerror}",
-                failure_class="storage" if is_full else "system",
+                failure_class=FailureClass.STORAGE if is_full else FailureClass.SYSTEM,
             ) from error
         finally:
             work.close()
@@ -461,7 +462,7 @@ def _require_meant(asked: AskedImage, found: ReadyImage) -> None:
         f"the image {asked.text!r} differs on this node ({found.digest}) from the one on the job's "
         f"first node ({meant.digest}). Put the same image on all nodes, or name it with its digest "
         f"(name@sha256:…), so that each node fetches the same one from the registry",
-        failure_class="environment",
+        failure_class=FailureClass.ENVIRONMENT,
         is_permanent=True,
     )
 
@@ -536,7 +537,7 @@ def _stamp(source: Reference | None) -> str | None:
 def _bad(asked: AskedImage, error: BadImageError, lines: Sequence[str] = ()) -> PrepareError:
     return PrepareError(
         f"the image {asked.text!r} cannot be used: {error}",
-        failure_class="environment",
+        failure_class=FailureClass.ENVIRONMENT,
         lines=tuple(lines),
         is_permanent=True,
     )

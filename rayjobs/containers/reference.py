@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec.container_files import TRANSPORTS
 
@@ -116,6 +117,6 @@ def _refused(what: str) -> PrepareError:
     return PrepareError(
         f"the job's image cannot be used: {what}. Give a name such as python:3.13, or the path of "
         f"an archive, an OCI folder or a root file system that is on every node of the target",
-        failure_class="environment",
+        failure_class=FailureClass.ENVIRONMENT,
         is_permanent=True,
     )

@@ -33,6 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.text import counted
 from rayjobs.injob.azureml.exceptions import (
     ActivityFailedException,
@@ -235,7 +236,7 @@ class PrepareError(RayjobsError):
         self,
         message: str,
         *,
-        failure_class: str = "system",
+        failure_class: FailureClass = FailureClass.SYSTEM,
         lines: Sequence[str] = (),
         is_outage: bool = False,
         is_permanent: bool = False,

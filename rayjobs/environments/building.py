@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.paths import BUILD_LOG
 from rayjobs.core.text import duration_text
 from rayjobs.environments import tied
@@ -70,7 +71,7 @@ class Control:
                 "the environment was not ready within the job's limit of "
                 f"{duration_text(self.limit_s, exact=True)}; "
                 f"raise it with --max-duration",
-                failure_class="time_limit",
+                failure_class=FailureClass.TIME_LIMIT,
             )
 
     async def pause(self) -> None:
@@ -240,17 +241,17 @@ def _failed(code: int, lines: Sequence[str], doing: str) -> PrepareError:
     relevant = matter(lines)
     if code < 0:
         message = f"{doing}: the program that did it was killed (signal {-code})"
-        return PrepareError(message, failure_class="system", lines=relevant)
+        return PrepareError(message, failure_class=FailureClass.SYSTEM, lines=relevant)
     if any(word in line for line in lines for word in _FULL):
         message = f"{doing}: the disk of the node's scratch or of uv's cache is full"
-        return PrepareError(message, failure_class="storage", lines=relevant)
+        return PrepareError(message, failure_class=FailureClass.STORAGE, lines=relevant)
     message = f"{doing}: {sentence(relevant) or f'exit code {code}'}. Full log: {BUILD_LOG}"
     # Another attempt would find the same missing package or the same conflict.
     is_permanent = any(_NO_SOLUTION in line for line in lines)
     return ProgramFailedError(
         message,
         status=code,
-        failure_class="environment",
+        failure_class=FailureClass.ENVIRONMENT,
         lines=relevant,
         is_permanent=is_permanent,
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.environments import conda_worker
 from rayjobs.environments.conda_task import CondaTask, CondaWork
 from rayjobs.injob.lazy_dataclass import dataclass
@@ -218,7 +219,7 @@ class Conda:
                 raise PrepareError(
                     "conda packages need py-rattler on the target's nodes: install rayjobs[conda] "
                     "there, or name a program with `conda_command`",
-                    failure_class="environment",
+                    failure_class=FailureClass.ENVIRONMENT,
                     is_permanent=True,
                 ) from error
             raise
@@ -226,7 +227,7 @@ class Conda:
             file.unlink(missing_ok=True)
         if not done.exists():
             text = f"{doing}: the program ended before it was done"
-            raise PrepareError(text, failure_class="system")
+            raise PrepareError(text, failure_class=FailureClass.SYSTEM)
 
     def _note_use(self, lock: str) -> None:
         """Mark packages of the cache as used, so that they are not pruned."""
@@ -243,7 +244,7 @@ class Conda:
             raise PrepareError(
                 f"this node has no program {name!r} for conda packages{has}. Install it, or leave "
                 f"out conda_command to use rayjobs[conda]",
-                failure_class="environment",
+                failure_class=FailureClass.ENVIRONMENT,
                 is_permanent=True,
             )
         is_micro = Path(program).name.startswith("micromamba")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.environments import settings
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.spec.requirements import LEAST_PYTHON
@@ -54,7 +55,7 @@ def path_of(named: str) -> str:
         raise PrepareError(
             f"the environment {named!r} has no Python interpreter on this node; give the path of "
             f"an existing interpreter or virtual environment",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )
     return str(path)
 
@@ -165,7 +166,7 @@ async def _ask(path: str) -> Interpreter:
 def _no_answer(path: str) -> PrepareError:
     return PrepareError(
         f"{path} does not answer like a Python interpreter; name another one as the environment",
-        failure_class="environment",
+        failure_class=FailureClass.ENVIRONMENT,
     )
 
 
@@ -175,7 +176,7 @@ def _checked(path: str, version: tuple[int, int, int], platform: object) -> Inte
         raise PrepareError(
             f"{path} is Python {major}.{minor}.{micro}; jobs need 3.8 or newer. Name another "
             f"interpreter as the environment",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )
     return Interpreter(path, version, json.dumps(platform))
 
@@ -213,6 +214,6 @@ async def found_by_uv(version: str, env: Mapping[str, str], folder: Path) -> str
         raise PrepareError(
             f"there is no Python {version} on this node ({output.removeprefix('error: ')[:200]}); "
             f"install it, or name an interpreter's path",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )
     return path

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.files import locked_if_free
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
@@ -257,7 +258,7 @@ class Environments:
             raise PrepareError(
                 f"packages cannot be added to {image.name}: {image.why_no_python}. Use an image "
                 f"with Python 3.8 or newer, or use conda packages, which bring their own Python",
-                failure_class="environment",
+                failure_class=FailureClass.ENVIRONMENT,
                 is_permanent=True,
             )
         known = (image.key, path)
@@ -268,7 +269,7 @@ class Environments:
             raise PrepareError(
                 f"the job asks for Python {named}, but {image.name} has {python.version_text}: "
                 f"name another image, or leave out the version",
-                failure_class="environment",
+                failure_class=FailureClass.ENVIRONMENT,
                 is_permanent=True,
             )
         return python, await asyncio.to_thread(bases.of, folders, str(image.root))
@@ -584,13 +585,13 @@ def _version_of(prefix: Path) -> str:
     if not version or not (prefix / "bin" / "python").exists():
         raise PrepareError(
             "the conda packages bring no Python, which a job needs: name `python` among them",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
             is_permanent=True,
         )
     if tuple(int(part) for part in version.split(".")[:2]) < requirements.LEAST_PYTHON:
         raise PrepareError(
             f"the conda packages bring Python {version}; jobs need 3.8 or newer",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
             is_permanent=True,
         )
     return version

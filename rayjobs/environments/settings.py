@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.launch.plan import inherited
 
 # Variables of the agent that a build needs, in addition to those that every rank inherits.
@@ -67,7 +68,7 @@ def find_uv() -> str:
         raise PrepareError(
             "packages are installed with uv, which is neither next to the target's Python nor on "
             "its PATH: run `pip install uv` there, or give an interpreter's path as environment",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )
     return found
 
@@ -119,7 +120,7 @@ def variables(
             raise PrepareError(
                 f"the environment refers to the variable {name}, which is not set on the target; "
                 f"set it with `rayjobs target secret set {name}`",
-                failure_class="environment",
+                failure_class=FailureClass.ENVIRONMENT,
                 is_permanent=True,
             )
         kept[name] = environment[name]

@@ -9,6 +9,7 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.files import locked, locked_if_free
 from rayjobs.environments import settings
 from rayjobs.environments.building import run
@@ -24,7 +25,7 @@ def cannot_be_kept(root: Path, error: OSError) -> PrepareError:
     """Return the error of a build whose files cannot be written below `root`."""
     return PrepareError(
         f"the environment cannot be stored in {root}: {error.strerror}",
-        failure_class="storage" if error.errno in _DISK_FULL else "system",
+        failure_class=FailureClass.STORAGE if error.errno in _DISK_FULL else FailureClass.SYSTEM,
     )
 
 
@@ -34,7 +35,7 @@ def cannot_be_used(root: Path, error: OSError) -> PrepareError:
         f"the environments in {root} cannot be used: {error.strerror or error} "
         f"({error.filename or root}); check that the folder and its disk can be read and written, "
         f"or name another folder with RAYJOBS_SCRATCH",
-        failure_class="storage" if error.errno in _DISK_FULL else "system",
+        failure_class=FailureClass.STORAGE if error.errno in _DISK_FULL else FailureClass.SYSTEM,
     )
 
 

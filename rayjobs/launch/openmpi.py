@@ -8,6 +8,7 @@ import subprocess
 from functools import lru_cache
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.injob.plan import LaunchPlan
 
 # Version 5 starts ranks with other programs (prterun, prted), which have other settings.
@@ -64,5 +65,5 @@ def require(plan: LaunchPlan) -> None:
         raise PrepareError(
             f"ranks cannot be started by MPI on node {plan.node} of the job: {found}. Install "
             f"Open MPI {MAJOR} there ({INSTALL}), or use the backend horovod-gloo or gloo",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )

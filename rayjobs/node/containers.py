@@ -34,6 +34,7 @@ from rayjobs.containers.layers import MOST_BYTES
 from rayjobs.containers.reference import DEFAULT_REGISTRY
 from rayjobs.containers.reference import parse as parse_reference
 from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, StoreError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.paths import IMAGE_RECORD, AttemptPaths
 from rayjobs.core.text import duration_text
 from rayjobs.environments import interpreter, locks
@@ -149,7 +150,7 @@ class NodeContainers:
         if able.why:
             raise PrepareError(
                 f"container images cannot be run on this node: {able.why}. {INSTEAD}",
-                failure_class="environment",
+                failure_class=FailureClass.ENVIRONMENT,
                 is_permanent=True,
             )
         on = request.on
@@ -254,7 +255,7 @@ class NodeContainers:
                 raise PrepareError(
                     f"the environment that was built for {self._name_of(request)} does not work "
                     f"in it: {answer.why}",
-                    failure_class="environment",
+                    failure_class=FailureClass.ENVIRONMENT,
                     is_permanent=True,
                 )
             self._answers[known] = answer
@@ -300,7 +301,7 @@ class NodeContainers:
             raise PrepareError(
                 f"the image has no Python that can run the script: {found.answer.why}. Use an "
                 f"image with Python 3.8 or newer, or run another program as the job's command",
-                failure_class="environment",
+                failure_class=FailureClass.ENVIRONMENT,
                 is_permanent=True,
             )
         assert request.container is not None
@@ -309,7 +310,7 @@ class NodeContainers:
             raise PrepareError(
                 "the image has no /bin/sh, which runs the job's command. Use an image with a shell "
                 "(that of busybox is enough), or run a Python script instead of a command",
-                failure_class="environment",
+                failure_class=FailureClass.ENVIRONMENT,
                 is_permanent=True,
             )
         if not plan.is_mpi:
@@ -336,7 +337,7 @@ class NodeContainers:
             raise PrepareError(
                 f"ranks cannot be started by MPI in the image: {problem}. Use an image with Open "
                 f"MPI {openmpi.MAJOR}, or the backend gloo or nccl",
-                failure_class="environment",
+                failure_class=FailureClass.ENVIRONMENT,
                 is_permanent=True,
             )
 
@@ -420,7 +421,7 @@ class NodeContainers:
         except (SnapshotError, StoreError, NotFoundError, OSError) as error:
             raise PrepareError(
                 f"the image that travels with the job cannot be unpacked: {error}",
-                failure_class="storage",
+                failure_class=FailureClass.STORAGE,
             ) from error
 
     def prune(self) -> None:
@@ -505,7 +506,7 @@ def _check_volumes(asked: ContainerRequest) -> None:
             raise PrepareError(
                 f"{injob_container.volume_problem(one, error)}. A volume shows a path of the node "
                 f"on which the job runs: create it on each node of the target, or correct the path",
-                failure_class="user",
+                failure_class=FailureClass.USER,
                 is_permanent=True,
             ) from error
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import counted, duration_text, size_text
 from rayjobs.data import pins
@@ -134,7 +135,7 @@ class NodeData:
             self.release(paths.root)
             raise PrepareError(
                 data_record.sentence_of(error),
-                failure_class="data",
+                failure_class=FailureClass.DATA,
                 is_outage=isinstance(error, DatastoreUnavailable),
                 is_permanent=isinstance(error, DatastoreError) and error.is_permanent,
             ) from error

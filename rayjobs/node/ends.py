@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError, RayjobsError
+from rayjobs.core.failures import FailureClass
 from rayjobs.injob import exit_record
 from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.outcomes import EndCause, EndReason
@@ -68,7 +69,7 @@ class Fence:
                 raise PrepareError(
                     "the attempt was ended before its host started: another target actor "
                     "has taken over the job",
-                    failure_class="system",
+                    failure_class=FailureClass.SYSTEM,
                 )
             yield
 

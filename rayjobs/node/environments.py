@@ -16,6 +16,7 @@ from typing import Any
 
 from rayjobs import snapshots
 from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, StoreError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.files import locked
 from rayjobs.core.paths import ENVIRONMENT_LOCK, AttemptPaths
 from rayjobs.environments import locks
@@ -196,7 +197,7 @@ class NodeEnvironments:
             except (SnapshotError, StoreError, NotFoundError, OSError) as error:
                 raise PrepareError(
                     f"a package that travels with the job cannot be unpacked: {error}",
-                    failure_class="storage",
+                    failure_class=FailureClass.STORAGE,
                 ) from error
 
     def _report(self, on: AttemptOnNode, text: str, data: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.datastore import credentials
 from rayjobs.injob import exit_record, open_files, usage
 from rayjobs.injob.exit_record import ExitRecord, Leftovers
@@ -32,7 +33,7 @@ def read_secrets(references: Mapping[str, SecretSource]) -> dict[str, str]:
                 raise PrepareError(
                     f"the secret {name} comes from the variable {variable}, which the target does "
                     f"not have; set it with `rayjobs target secret set {variable}`",
-                    failure_class="environment",
+                    failure_class=FailureClass.ENVIRONMENT,
                     is_permanent=True,
                 )
             values[name] = credentials.variable(variable)
@@ -42,7 +43,7 @@ def read_secrets(references: Mapping[str, SecretSource]) -> dict[str, str]:
             except OSError as error:
                 raise PrepareError(
                     f"the secret {name} cannot be read from {file}: {error.strerror}",
-                    failure_class="environment",
+                    failure_class=FailureClass.ENVIRONMENT,
                     is_permanent=True,
                 ) from error
     return values

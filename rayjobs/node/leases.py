@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.plan import LaunchPlan
 
@@ -46,4 +47,6 @@ def require(lease: Lease) -> None:
     """
     why = lease.why_over()
     if why is not None:
-        raise PrepareError(f"the attempt's host was not started: {why}", failure_class="system")
+        raise PrepareError(
+            f"the attempt's host was not started: {why}", failure_class=FailureClass.SYSTEM
+        )

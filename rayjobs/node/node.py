@@ -14,6 +14,7 @@ from pathlib import Path
 from rayjobs import snapshots
 from rayjobs.core import short_tmp
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.paths import AttemptPaths, NodePaths, TargetPaths, runtime_dir
 from rayjobs.core.text import GIB
 from rayjobs.environments import interpreter
@@ -158,7 +159,7 @@ class Node:
             found = hostclient.HostConnection.of(str(root))
             if found is not None and hostclient.is_alive(found.identity):
                 return Launched(found.identity)
-            raise PrepareError(str(error), failure_class="system") from error
+            raise PrepareError(str(error), failure_class=FailureClass.SYSTEM) from error
 
     def _with_environment(self, on: AttemptOnNode, views: Views | None) -> Views | None:
         """Return an attempt's views, with all environments of the node read-only if it uses one.

@@ -12,6 +12,7 @@ from pathlib import Path
 from rayjobs import snapshots
 from rayjobs.containers.images import ReadyImage
 from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, StoreError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore.digests import digest_of
 from rayjobs.environments import interpreter
@@ -142,7 +143,7 @@ class Preparing:
             # was undone.
             self._data.release(paths.root)
             if kept := self._scratch.remove(paths.root):
-                raise PrepareError("; ".join(kept), failure_class="storage")
+                raise PrepareError("; ".join(kept), failure_class=FailureClass.STORAGE)
             paths.root.mkdir(mode=0o700, parents=True)
             if request.snapshot is not None:
                 self._unpack(on, request.snapshot, paths.work)
@@ -158,12 +159,13 @@ class Preparing:
             if warning := network.unknown_interface(request.plan):
                 self._workspaces.note(on, "network", warning)
         except SnapshotError as error:
-            raise PrepareError(str(error), failure_class="environment") from error
+            raise PrepareError(str(error), failure_class=FailureClass.ENVIRONMENT) from error
         except (StoreError, NotFoundError) as error:
-            raise PrepareError(str(error), failure_class="storage") from error
+            raise PrepareError(str(error), failure_class=FailureClass.STORAGE) from error
         except OSError as error:
             raise PrepareError(
-                f"{paths.root} cannot be created: {error.strerror}", failure_class="storage"
+                f"{paths.root} cannot be created: {error.strerror}",
+                failure_class=FailureClass.STORAGE,
             ) from error
 
     def _unpack(self, on: AttemptOnNode, digest: str, work: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError, RayjobsError
+from rayjobs.core.failures import FailureClass
 from rayjobs.datastore import credentials
 from rayjobs.protocol.attempts import AttemptOnNode
 
@@ -38,7 +39,8 @@ class NodeSecrets:
                 values = dict(self._ask())
             except RayjobsError as error:
                 raise PrepareError(
-                    f"the target's secrets cannot be fetched: {error}", failure_class="storage"
+                    f"the target's secrets cannot be fetched: {error}",
+                    failure_class=FailureClass.STORAGE,
                 ) from error
         else:
             from rayjobs.target.secrets import TargetSecrets
@@ -47,7 +49,7 @@ class NodeSecrets:
                 values = TargetSecrets(self._target, home=self._home).values()
             except RayjobsError as error:
                 raise PrepareError(
-                    str(error), failure_class="environment", is_permanent=True
+                    str(error), failure_class=FailureClass.ENVIRONMENT, is_permanent=True
                 ) from error
         credentials.give(values)
 

@@ -25,6 +25,7 @@ from rayjobs.core.errors import (
     StoreError,
     UsageError,
 )
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.text import counted
 from rayjobs.injob import checkpoint as injob_checkpoint
 from rayjobs.injob.lazy_dataclass import dataclass
@@ -340,7 +341,7 @@ def bring(
     except StoreError as error:
         raise PrepareError(
             f"the checkpoint to resume from cannot be fetched to the node: {error}",
-            failure_class="storage",
+            failure_class=FailureClass.STORAGE,
         ) from error
 
 
@@ -348,9 +349,9 @@ def _bring_run(store: Store, blobs: BlobStore, run: str, folder: Path) -> Brough
     try:
         found = checkpoints.bring_newest(store, blobs, run, folder)
         if found is None:
-            raise PrepareError(no_checkpoint(store, run), failure_class="data")
+            raise PrepareError(no_checkpoint(store, run), failure_class=FailureClass.DATA)
     except NotFoundError as error:
-        raise PrepareError(f"resume_from: {error}", failure_class="data") from error
+        raise PrepareError(f"resume_from: {error}", failure_class=FailureClass.DATA) from error
     return Brought(f"continues from the checkpoint of step {found.step} of {run}", found)
 
 
@@ -360,9 +361,9 @@ def _bring_packed(blobs: BlobStore, reference: str, folder: Path) -> Brought:
         with blobs.open(blob_key(digest)) as stream:
             data = stream.read()
     except NotFoundError as error:
-        raise PrepareError(f"resume_from: {error}", failure_class="data") from error
+        raise PrepareError(f"resume_from: {error}", failure_class=FailureClass.DATA) from error
     if digest != f"sha256:{hashlib.sha256(data).hexdigest()}":
-        raise PrepareError(f"the listing {reference} is damaged", failure_class="data")
+        raise PrepareError(f"the listing {reference} is damaged", failure_class=FailureClass.DATA)
     files = json.loads(data)["files"]
     checkpoints.write_to(
         blobs, {one["name"]: (blob_key(one["digest"]), one["digest"]) for one in files}, folder

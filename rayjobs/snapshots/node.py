@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import PrepareError, SnapshotError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.files import locked, write_atomic
 from rayjobs.injob import open_files
 from rayjobs.injob.identity import boot_id
@@ -104,7 +105,7 @@ class NodeSnapshots:
                 if error.errno in _DISK_FULL:
                     raise PrepareError(
                         f"no space left in {work_dir} for the job's copy of its snapshot",
-                        failure_class="storage",
+                        failure_class=FailureClass.STORAGE,
                     ) from error
                 raise
 

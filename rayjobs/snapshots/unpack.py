@@ -14,6 +14,7 @@ from typing import BinaryIO
 import zstandard
 
 from rayjobs.core.errors import PrepareError, SnapshotError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.text import size_text
 from rayjobs.snapshots.archive import CHUNK, Content, Source, entries
 from rayjobs.snapshots.limits import UNPACK_LIMITS, Limits
@@ -59,7 +60,7 @@ def unpack(
         if error.errno in DISK_FULL:
             raise PrepareError(
                 f"no space left in {into.parent} for the snapshot {digest}",
-                failure_class="storage",
+                failure_class=FailureClass.STORAGE,
             ) from error
         raise
     finally:
@@ -113,7 +114,7 @@ def _unpack(file: BinaryIO, digest: str, partial: Path, limits: Limits) -> None:
             f"the snapshot {digest} needs {size_text(size)} in {partial.parent} and has to leave "
             f"{size_text(RESERVE)} of its disk free; {size_text(free)} are free. Free some space, "
             "or set RAYJOBS_HOME (on a cluster RAYJOBS_SCRATCH) to a folder of a larger disk",
-            failure_class="storage",
+            failure_class=FailureClass.STORAGE,
         )
     file.seek(0)
     partial.mkdir(mode=0o700)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import PrepareError, UsageError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import VENDORED
 from rayjobs.environments import condas, locks, settings
@@ -190,7 +191,7 @@ def _fetch(pip: Sequence[str], lock: str, wheels: Path, tmp: Path) -> None:
         lines = tuple(hidden(one, ()) for one in done.stdout.splitlines() if one.strip())
         raise PrepareError(
             f"the packages cannot be fetched: {(lines or ('pip printed nothing',))[-1]}",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
             lines=lines[-MOST_LINES:],
         )
 

@@ -16,6 +16,7 @@ from rayjobs.containers import container_tools, reference, saving, sources
 from rayjobs.containers.layers import BadImageError
 from rayjobs.containers.reference import Kind, Reference
 from rayjobs.core.errors import PrepareError, UsageError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import VENDORED
 from rayjobs.environments.building import run
@@ -53,7 +54,8 @@ def vendor(
                 saved = saving.save(opened, made, say=tell)
         except BadImageError as error:
             raise PrepareError(
-                f"the image {image!r} cannot be used: {error}", failure_class="environment"
+                f"the image {image!r} cannot be used: {error}",
+                failure_class=FailureClass.ENVIRONMENT,
             ) from error
         write_atomic(made / VENDORED, json.dumps({"image": image, "digest": saved.digest}))
         made.rename(folder)

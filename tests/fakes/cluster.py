@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.injob.exit_record import ExitRecord, Leftovers, RankExit
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.outcomes import EndCause, Outcome
@@ -98,7 +99,7 @@ class FakeAgent:
             raise self.prepare_error
         while self.prepares_until_stopped:
             if len(self.stop_causes) > 1:
-                raise PrepareError("stopped", failure_class="system")
+                raise PrepareError("stopped", failure_class=FailureClass.SYSTEM)
             await asyncio.sleep(0.01)
         return Prepared()
 

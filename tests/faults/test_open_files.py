@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.engine.attempt import ending, record
 from rayjobs.injob import open_files
 from rayjobs.jobs.states import JobState
@@ -134,7 +135,7 @@ def test_a_start_without_open_files_is_tried_again_and_costs_no_attempt(
     async def scene(here: World) -> None:
         here.agent.prepare_error = PrepareError(
             "/n/a1 cannot be made: Too many open files",
-            failure_class="storage",
+            failure_class=FailureClass.STORAGE,
             is_out_of_files=True,
         )
         none = {"system": 0, "storage": 0, "environment": 0}
@@ -182,7 +183,7 @@ def test_only_our_own_lack_of_files_costs_no_attempt(tmp_path: Path) -> None:
 
     async def scene(here: World) -> None:
         here.agent.prepare_error = PrepareError(
-            "the job's program said: Too many open files", failure_class="storage"
+            "the job's program said: Too many open files", failure_class=FailureClass.STORAGE
         )
         job = here.submit(retries={"storage": 0})
         await here.state(job, JobState.FAILED)
@@ -212,7 +213,9 @@ def test_the_agent_names_its_lack_of_files_to_the_engine(method: str) -> None:
         try:
             _cannot_open()
         except OSError as error:
-            raise PrepareError("an input cannot be read", failure_class="data") from error
+            raise PrepareError(
+                "an input cannot be read", failure_class=FailureClass.DATA
+            ) from error
         return {}
 
     service = NodeService.__new__(NodeService)  # without a node

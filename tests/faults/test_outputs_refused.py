@@ -195,7 +195,7 @@ def test_restarted_storage_only_delays_its_jobs(
     monkeypatch.setattr(retry, "OUTAGE_FIRST_PAUSE_S", 0.001)
 
     async def scene(here: World) -> None:
-        outage = PrepareError("photos refused", failure_class="data", is_outage=True)
+        outage = PrepareError("photos refused", failure_class=FailureClass.DATA, is_outage=True)
         here.agent.prepare_error = outage
         here.agent.instant = 0
         job = here.submit()

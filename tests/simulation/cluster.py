@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.injob.exit_record import ExitRecord
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.outcomes import EndCause, EndReason
@@ -186,7 +187,7 @@ class SimAgent:
     async def prepare(self, _: LaunchRequest) -> Prepared:
         await self._call("prepare", longest_s=0.5)
         if self._machine.rng.random() < 0.02:
-            raise PrepareError("the data is unavailable", failure_class="data")
+            raise PrepareError("the data is unavailable", failure_class=FailureClass.DATA)
         return Prepared()
 
     async def launch(self, request: LaunchRequest) -> Launched:

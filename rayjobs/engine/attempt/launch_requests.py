@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rayjobs.core import ids
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.engine.attempt.allocation import AttemptAllocation
 from rayjobs.engine.attempt.nodes import NodeOfAttempt
 from rayjobs.engine.attempt.record import AttemptRecord
@@ -212,5 +213,5 @@ def check_nodes(greetings: Sequence[Hello]) -> None:
                 f"node {greeting.address} has rayjobs {other} in {greeting.python}, "
                 f"and the target runs rayjobs {own}. Install {own} on that node, and submit the "
                 f"job again.",
-                failure_class="environment",
+                failure_class=FailureClass.ENVIRONMENT,
             )

@@ -230,7 +230,7 @@ class AttemptSupervisor:
             # A host that answered late, or one on another node, may still run.
             settled = await self.ending.settle()
             failure = Failure(
-                FailureClass(error.failure_class),
+                error.failure_class,
                 str(error),
                 lines=error.lines,
                 is_outage=error.is_outage,

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.environments.horovod import install
 
 TORCH = "torch"
@@ -42,12 +43,12 @@ async def add(python: Path, run: Run) -> None:
     try:
         await run([sys.executable, "-I", str(PROGRAM), str(python)], "Horovod cannot be added")
     except PrepareError as error:
-        if error.failure_class != "environment":
+        if error.failure_class is not FailureClass.ENVIRONMENT:
             raise
         raise PrepareError(
             f"the environment has its own torch, and Horovod cannot be built for it: {error}. "
             f"{INSTEAD}",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
             lines=error.lines,
             is_permanent=True,
         ) from error

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
 from rayjobs.datastore import credentials
@@ -232,12 +233,12 @@ class HorovodInImages:
             }  # fmt: skip
             await asyncio.to_thread(self._cache.finish, key, made, lock, record)
         except PrepareError as error:
-            if error.failure_class != "environment":
+            if error.failure_class is not FailureClass.ENVIRONMENT:
                 raise
             raise PrepareError(
                 f"{image.name} has torch {seen.torch_version} but no Horovod, and Horovod cannot "
                 f"be built in it: {error}. {INSTEAD[0].upper()}{INSTEAD[1:]}",
-                failure_class="environment",
+                failure_class=FailureClass.ENVIRONMENT,
                 lines=error.lines,
                 is_permanent=True,
             ) from error
@@ -305,7 +306,7 @@ def _in_compilers_words(log: Path, begins: int) -> Iterator[None]:
     try:
         yield
     except PrepareError as error:
-        if error.failure_class != "environment":
+        if error.failure_class is not FailureClass.ENVIRONMENT:
             raise
         with log.open("rb") as file:
             file.seek(begins)
@@ -314,13 +315,13 @@ def _in_compilers_words(log: Path, begins: int) -> Iterator[None]:
             raise PrepareError(
                 f"Horovod's compiler was killed ({found[0].strip()[-200:]}): the node may "
                 f"have too little memory",
-                failure_class="system",
+                failure_class=FailureClass.SYSTEM,
                 lines=error.lines,
             ) from error
         if found := _WRONG.search(text):
             raise PrepareError(
                 f"the compiler fails: {found[0].strip()[-400:]}",
-                failure_class="environment",
+                failure_class=FailureClass.ENVIRONMENT,
                 lines=error.lines,
             ) from error
         raise
@@ -391,7 +392,7 @@ def _require_tools(seen: _Seen, asked: Asked, image: Image) -> None:
         f"in it: the image lacks {_listed(list(lacks))}. Install them in the image (for Debian or "
         f"Ubuntu: `RUN apt-get update && apt-get install -y {' '.join(lacks.values())}` in a "
         f"Dockerfile, which `--dockerfile` builds), or {INSTEAD}",
-        failure_class="environment",
+        failure_class=FailureClass.ENVIRONMENT,
         is_permanent=True,
     )
 
@@ -417,7 +418,7 @@ def _require_gpu_operations(
     refusal = mpi_checks.no_gpu_operations(f"of {image.name}")
     raise PrepareError(
         f"ranks are not started: {refusal.message} {refusal.remedy}",
-        failure_class="environment",
+        failure_class=FailureClass.ENVIRONMENT,
         is_permanent=True,
     )
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.files import locked, locked_if_free, write_atomic
 from rayjobs.environments import settings
 from rayjobs.environments.horovod import builds, needs, recipe
@@ -98,13 +99,13 @@ def _decide_gpu(gpu: bool | None, environment: needs.Environment, tools: needs.G
     if gpu and environment.cuda is None:
         raise PrepareError(
             f"GPU operations need a PyTorch for CUDA, but {environment.torch} is for the CPU",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )
     if gpu and tools.missing:
         raise PrepareError(
             f"Horovod cannot be built with GPU operations here; missing: "
             f"{'; '.join(tools.missing)}. Install them, or leave out --gpu",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )
     return gpu
 
@@ -256,7 +257,7 @@ def _run(
         quoted = "\n  ".join(line.strip() for line in telling[-_LINES_TO_QUOTE:])
         raise PrepareError(
             f"{failure} (exit code {code}). See {log}; it ends with:\n  {quoted}",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )
 
 

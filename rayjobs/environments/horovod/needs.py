@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.injob.lazy_dataclass import dataclass
 
 OLDEST_CMAKE = (3, 21)  # the first version that reads CMAKE_TOOLCHAIN_FILE from the environment
@@ -60,14 +61,15 @@ def environment_of(python: Path) -> Environment:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PrepareError(
-            f"the interpreter {python} cannot be run: {error}", failure_class="environment"
+            f"the interpreter {python} cannot be run: {error}",
+            failure_class=FailureClass.ENVIRONMENT,
         ) from error
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
         raise PrepareError(
             f"the environment of {python} has no PyTorch that can be imported ({last[0]}). Install "
             f"torch there first",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )
     facts = json.loads(done.stdout.strip().splitlines()[-1])
     tag = f"{facts['python']}-{facts['platform']}"
@@ -94,7 +96,7 @@ def mpi_version() -> str:
         raise PrepareError(
             "Horovod needs Open MPI, but this machine has no mpirun. Install it: sudo apt-get "
             "install openmpi-bin libopenmpi-dev",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )
     return _version("mpirun", r"\(Open MPI\) (\d+)\.(\d+)")
 
@@ -111,7 +113,7 @@ def check_tools() -> None:
         raise PrepareError(
             f"Horovod cannot be built here: {', '.join(missing)} not found. Install them: sudo "
             f"apt-get install {' '.join(sorted(set(missing.values())))}",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )
     found = _version("cmake", r"version (\d+)\.(\d+)")
     cmake = tuple(int(part) for part in found.split("."))
@@ -120,7 +122,7 @@ def check_tools() -> None:
         raise PrepareError(
             f"Horovod cannot be built here: CMake is {found}, but at least {oldest} is required. "
             f"Install a newer one: pip install cmake",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )
 
 
@@ -132,7 +134,7 @@ def _version(program: str, pattern: str) -> str:
         raise PrepareError(
             f"Horovod cannot be built here: `{program} --version` prints {output!r}, which has no "
             f"version in the expected form",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )
     return ".".join(match.groups())
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.environments import mpi_checks
 from rayjobs.environments.cache import RECORD
@@ -59,7 +60,7 @@ def require(plan: LaunchPlan) -> None:
         raise PrepareError(
             f"ranks are not started on node {plan.node} of the job: {refusal.message} "
             f"{refusal.remedy}",
-            failure_class="environment",
+            failure_class=FailureClass.ENVIRONMENT,
         )
 
 
@@ -101,7 +102,7 @@ def _require_its_torch(plan: LaunchPlan) -> None:
         f"ranks are not started on node {plan.node} of the job: its environment has its own torch "
         f"{''.join(version)}, but the Horovod in {horovod} was built for the torch there. "
         f"{adding.INSTEAD}",
-        failure_class="environment",
+        failure_class=FailureClass.ENVIRONMENT,
         is_permanent=True,
     )
 
@@ -139,11 +140,13 @@ def _answer(python: str, env: Mapping[str, str], code: str) -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PrepareError(
-            f"{python} cannot be queried for its Horovod: {error}", failure_class="environment"
+            f"{python} cannot be queried for its Horovod: {error}",
+            failure_class=FailureClass.ENVIRONMENT,
         ) from error
     if done.returncode:
         output = done.stderr.strip().splitlines()[-1:] or [f"it exited with code {done.returncode}"]
         raise PrepareError(
-            f"{python} cannot be queried for its Horovod: {output[0]}", failure_class="environment"
+            f"{python} cannot be queried for its Horovod: {output[0]}",
+            failure_class=FailureClass.ENVIRONMENT,
         )
     return done.stdout.splitlines()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.engine import engine
 from rayjobs.engine.attempt import record
 from rayjobs.jobs.records import AllocationState
@@ -185,7 +186,7 @@ def test_group_without_capacity_requeues_its_job(tmp_path: Path) -> None:
 
 def test_preparation_failure_keeps_its_class(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
-        here.agent.prepare_error = PrepareError("no such data", failure_class="data")
+        here.agent.prepare_error = PrepareError("no such data", failure_class=FailureClass.DATA)
         job = here.submit(retries=Retries(data=0))
         done = await here.state(job, JobState.FAILED)
         assert done.failure is not None

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rayjobs.core.errors import StoreBusyError, StoreFullError
+from rayjobs.core.failures import FailureClass
 from rayjobs.engine import board, engine
 from rayjobs.engine.attempt import ending, record, settling, supervisor
 from rayjobs.injob.outcomes import Outcome
@@ -432,7 +433,7 @@ def test_a_host_that_may_have_started_late_is_ended_before_the_retry(tmp_path: P
     from rayjobs.core.errors import PrepareError
 
     async def scene(here: World) -> None:
-        here.agent.launch_error = PrepareError("no answer", failure_class="system")
+        here.agent.launch_error = PrepareError("no answer", failure_class=FailureClass.SYSTEM)
         job = here.submit(retries=Retries(system=0))
         await here.state(job, JobState.FAILED)
         await here.until(lambda: ("clean", job.id, 1) in here.agent.calls)

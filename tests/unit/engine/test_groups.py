@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.engine.attempt import supervisor
 from rayjobs.injob.outcomes import CANCELED
 from rayjobs.jobs.records import Job
@@ -49,7 +50,7 @@ def test_failing_preparation_on_a_node_ends_the_other_preparations(
 
     async def scene(here: World) -> None:
         first, other = agents(here)
-        first.prepare_error = PrepareError("no such data", failure_class="user")
+        first.prepare_error = PrepareError("no such data", failure_class=FailureClass.USER)
         other.prepares_until_stopped = True  # as with a lock of the other node, or hours of data
         job = here.submit(distribution=PAIR)
         failed = await here.state(job, JobState.FAILED)
@@ -124,7 +125,7 @@ def test_a_cancel_goes_to_every_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        PrepareError("a secret is missing", failure_class="environment"),
+        PrepareError("a secret is missing", failure_class=FailureClass.ENVIRONMENT),
         AgentLostError("the agent died"),
     ],
 )

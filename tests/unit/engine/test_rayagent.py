@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.policy import Shape
 from rayjobs.protocol.agent import (
     AgentFaultError,
@@ -72,7 +73,7 @@ def test_call_lost_by_ray_does_not_affect_the_attempt(make: Make) -> None:
 
 
 def test_rayjobs_errors_are_passed_through() -> None:
-    ours = PrepareError("no", failure_class="data")
+    ours = PrepareError("no", failure_class=FailureClass.DATA)
     with pytest.raises(PrepareError) as caught:
         called(lambda ray: ray.RayTaskError("f", "tb", ours))
     assert caught.value.failure_class == "data"
