@@ -1,7 +1,8 @@
 """Revives a target that has unfinished jobs and was not stopped on purpose. No Ray.
 
-Every command that finds such a target calls `look_after`, which returns immediately: a separate
-process does the work. It retries after failures with pauses that grow from 10 s to 10 min.
+Commands that deal with unfinished jobs call `look_after`. If the target has died, that starts a
+separate process which restarts the target, and does not wait for it. The process retries after
+failures with pauses that grow from 10 s to 10 min.
 """
 
 from __future__ import annotations

@@ -150,7 +150,10 @@ class Nemesis:
             pid = rank_pid(Path(self._store.attempts(job.id)[-1].hosts[0].root))
         except Exception as error:  # its host has just ended: nothing to kill
             raise LookupError(str(error)) from error
-        os.kill(pid, signal.SIGKILL)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError as error:  # it has ended since
+            raise LookupError(str(error)) from error
         self.killed[job.id] += 1
         return self._until(lambda: self._has_moved(job))
 
