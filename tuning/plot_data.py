@@ -15,7 +15,7 @@ from rayjobs.tuning.trials import TrialRecord, TrialState
 
 LABELS = {
     TrialState.COMPLETED: "completed",
-    TrialState.CANCELED: "stopped early",
+    TrialState.CANCELED: "stopped",
     TrialState.FAILED: "failed",
     TrialState.RUNNING: "running",
     TrialState.PLANNED: "planned",
@@ -255,7 +255,7 @@ def _logarithmic(label: str, numbers: Sequence[float]) -> Axis:
 
 
 def counts_text(trials: Sequence[TrialRecord]) -> str:
-    """Return counts of trials by state: ``10 trials: 5 completed, 1 stopped early, 4 failed``."""
+    """Return counts of trials by state: ``10 trials: 5 completed, 1 stopped, 4 failed``."""
     parts = [
         f"{number} {word}"
         for state, word in LABELS.items()

@@ -277,7 +277,7 @@ class SweepState:
             return ()
         completed, total = self.count(TrialState.COMPLETED), len(self.trials)
         facts = (
-            f"{completed} completed, {self.count(TrialState.CANCELED)} stopped early, "
+            f"{completed} completed, {self.count(TrialState.CANCELED)} stopped, "
             f"{self.count(TrialState.FAILED)} failed of {total} trials"
         )
         reason = f"{halted}; {facts}" if halted else facts

@@ -117,7 +117,7 @@ def head_facts(
 def _facts(found: Summary, spec: SweepSpec, shown: Sequence[str]) -> list[str]:
     parts = [
         f"{found.completed + found.stopped + found.failed} of {found.total} trials ended"
-        f" ({found.completed} completed, {found.stopped} stopped early, {found.failed} failed)"
+        f" ({found.completed} completed, {found.stopped} stopped, {found.failed} failed)"
     ]
     if shown:
         parts.append(", ".join(f"{n} {_words(one)}" for one, n in Counter(shown).items()))

@@ -148,7 +148,7 @@ def members_text(members: Mapping[JobState, int]) -> str:
 # The names in the sweep's own counts.
 _TRIAL_WORDS = {
     JobState.COMPLETED: "completed",
-    JobState.CANCELED: "stopped early",
+    JobState.CANCELED: "stopped",
     JobState.FAILED: "failed",
 }
 

@@ -338,13 +338,13 @@ class Engine:
             now_s=self.clock.now().timestamp(),
             reservation=self._reservation,
         )
-        if not records or (self.decisions is not None and self._holds(self.decisions, situation)):
+        if not records or (self.decisions is not None and self._is_still_valid(self.decisions, situation)):
             return len(records)
         decisions = await _think(count, policy.decide, situation)
         if self.is_retired:  # checked last: nothing else runs from here on
             return len(records)
         self.decisions, self._reservation = decisions, decisions.reservation
-        self._decide_again(decisions)
+        self._note_validity(decisions)
         capacities = list(decisions.capacities)
         for start in decisions.starts:
             found = self.candidates.job(start.key)
@@ -358,7 +358,7 @@ class Engine:
         await self.forecasts.note(decisions, self.candidates.job)
         return len(records)
 
-    def _holds(self, decisions: Decisions, now: Situation) -> bool:
+    def _is_still_valid(self, decisions: Decisions, now: Situation) -> bool:
         """Whether the last decision is still valid: nothing changed and it is not due again."""
         then = decisions.situation
         return (
@@ -374,7 +374,7 @@ class Engine:
             and now.now_s < self._pause_ends_s
         )
 
-    def _decide_again(self, decisions: Decisions) -> None:
+    def _note_validity(self, decisions: Decisions) -> None:
         """Note how long a decision stays valid: time alone also changes it, but rarely."""
         now_s, waiting = decisions.situation.now_s, decisions.situation.waiting
         self._again_s = self.clock.monotonic_s() + len(waiting) * AGAIN_S_PER_JOB

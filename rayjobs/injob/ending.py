@@ -44,7 +44,7 @@ class Ending:
         is_leaving: Callable[[], bool],
         keep_outcome: Callable[[], None],
     ) -> None:
-        """End what is in `tree`.
+        """Prepare the end of the processes in `tree`; `begin` starts it.
 
         Args:
             ranks: The ranks forked so far; the list grows.

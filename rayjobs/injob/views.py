@@ -1,9 +1,9 @@
 """Shows an attempt its inputs as read-only folders and private layers in a mount namespace.
 
 The host makes the namespace before it forks a rank, so all ranks of a node see the same files, and
-the kernel removes it with the last rank, however it ends. As a program, `python views.py FOLDER`,
-it probes all of this below FOLDER and prints one JSON line: `{"read_only": true, "overlay": true,
-"why": "", "why_no_overlay": ""}`.
+the kernel removes it with its last process, however that ends. As a program, `python views.py
+FOLDER`, it probes all of this below FOLDER and prints one JSON line: `{"read_only": true,
+"overlay": true, "why": "", "why_no_overlay": ""}`.
 """
 
 from __future__ import annotations
@@ -79,12 +79,13 @@ class Views(Message):
         kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_SLAVE)
         for at, upper, work in self.overlays:
             _overlay(at, upper, work, of_user=made_users or has_own_users)
-        self._close()
+        self._mount_read_only()
         if made_users:
             # The creator of a user namespace gets rights over its own files that it lacks outside.
             kernel.drop_capabilities()
 
-    def _close(self) -> None:
+    def _mount_read_only(self) -> None:
+        """Mount `shown`, and make `shown` and `read_only` read-only, except what is `writable`."""
         points = {os.path.realpath(at) for _, at in self.shown}
         for folder, at in self.shown:
             kernel.mount(folder, at, None, kernel.MS_BIND | kernel.MS_REC)

@@ -156,10 +156,13 @@ class Keeper:
         answers = wake_client.is_listening(self.location.socket)
         if record is None or not record.is_running:
             if answers:
-                raise RayjobsError(
-                    f"a target answers at {self.location.socket}, but no running head is on "
-                    f"record; it is not changed"
+                cause = (
+                    f"a target answers at {self.location.socket}, but the record of its head is "
+                    f"missing or names a dead head. The target is left as it is; "
+                    f"`rayjobs target stop {self.location.name}` stops it."
                 )
+                self.progress.failed(cause)
+                raise StartError(cause)
             self._start_head()
         elif answers:
             self.progress.ready()

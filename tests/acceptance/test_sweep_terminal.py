@@ -84,7 +84,7 @@ def test_live_table_shows_sweep_progress(
     screen = terminal.until_screen(lambda text: "left" in text and "Running" in text)
     head, _, *table = screen.splitlines()
     whole = " ".join(screen.split())
-    assert "3 of 4 trials ended (1 completed, 1 stopped early, 1 failed)" in whole
+    assert "3 of 4 trials ended (1 completed, 1 stopped, 1 failed)" in whole
     assert "1 running" in whole
     assert "best accuracy = 0.9 (trial 0)" in whole
     assert "about" in whole  # the remaining time
@@ -103,7 +103,7 @@ def test_live_table_shows_sweep_progress(
     assert terminal.close() == 0
     left = terminal.screen.text
     assert left.count("TRIAL") == 1, left  # drawn in place; one table remains
-    assert "4 of 4 trials ended (2 completed, 1 stopped early, 1 failed)" in " ".join(left.split())
+    assert "4 of 4 trials ended (2 completed, 1 stopped, 1 failed)" in " ".join(left.split())
     assert "Running" not in left
 
 

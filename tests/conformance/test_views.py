@@ -87,7 +87,7 @@ def start(attempt: Attempt, way: str, warm: str) -> Attempt:
 def test_attempt_cannot_change_its_inputs(
     short_path: Path, warm: str, way: str, containment: list[str]
 ) -> None:
-    """Off switches: no remount in `Views._close`; no `_show_inputs` in the host."""
+    """Off switches: no remount in `Views._mount_read_only`; no `_show_inputs` in the host."""
     inputs = Inputs(short_path / "data")
     attempt = Attempt.make(
         short_path, WRITES, *inputs.paths, containment=containment, views=inputs.views
@@ -134,7 +134,7 @@ def test_plain_user_gets_the_same_views_without_extra_rights(
 
 
 def test_attempt_inside_its_input_can_write_its_own_files(short_path: Path, warm: str) -> None:
-    """Off switch: no writable folders in `Views._close`."""
+    """Off switch: no writable folders in `Views._mount_read_only`."""
     inputs = Inputs(short_path / "data")
     inputs.views["read_only"] = [str(short_path)]
     source = WRITES + "open('outputs/made', 'w').write('made')\n"
@@ -189,7 +189,7 @@ def test_a_closed_file_cannot_be_replaced_and_its_folder_stays_writable(
 def test_a_folder_that_stays_writable_is_read_only_where_it_is_shown(
     short_path: Path, warm: str
 ) -> None:
-    """Off switch: no mounts of `shown` in `Views._close`."""
+    """Off switch: no mounts of `shown` in `Views._mount_read_only`."""
     inputs = Inputs(short_path / "data")
     place = short_path / "data" / "place"
     place.mkdir()

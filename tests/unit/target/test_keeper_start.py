@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from rayjobs.core.errors import RayjobsError
 from rayjobs.core.files import write_private
+from rayjobs.core.paths import runtime_dir
 from rayjobs.engine import starter as raylaunch
 from rayjobs.injob.identity import identity_of, is_alive
 from rayjobs.target import keeper, keeper_state, local_head, progress, start_processes, stopping
@@ -178,6 +180,20 @@ def test_report_of_starter_keeps_cause_and_advice_apart(
     follower = start_processes.Follower(location, print)
     follower.look()
     assert follower.failure == "Ray refuses. Ask Ada."
+
+
+def test_a_target_without_a_record_of_its_head_is_left_as_it_is(location: TargetLocation) -> None:
+    runtime_dir(location.home)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as target:
+        target.bind(str(location.socket))
+        target.listen()
+        kept = Keeper(location, "s1", is_patient=True)
+        assert kept._tries(kept._bring_up)
+    follower = start_processes.Follower(location, print)
+    follower.look()
+    assert follower.failure is not None and "record of its head is missing" in follower.failure
+    pause = keeper_state.pause_of(location.paths)
+    assert pause is not None and "`rayjobs target stop local` stops it" in pause.reason
 
 
 def test_a_keeper_without_work_ends_when_a_start_fails(location: TargetLocation) -> None:

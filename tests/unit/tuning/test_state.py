@@ -63,7 +63,7 @@ def test_a_whole_sweep_ends_completed() -> None:
     world = World(sweep())
     finish = world.run()
     assert finish == Finish(
-        JobState.COMPLETED, "6 completed, 0 stopped early, 0 failed of 6 trials"
+        JobState.COMPLETED, "6 completed, 0 stopped, 0 failed of 6 trials"
     )
     assert world.most_at_once == 2
     assert [trial.state for trial in world.state.trials] == [TrialState.COMPLETED] * 6
@@ -154,7 +154,7 @@ def test_finished_sweep_reports_no_remaining_trials() -> None:
     assert finish.state is JobState.FAILED
     assert "so they count as failed: correct the sweep's metric" in finish.reason
     assert "not started" not in finish.reason
-    assert finish.reason.endswith("0 completed, 0 stopped early, 6 failed of 6 trials")
+    assert finish.reason.endswith("0 completed, 0 stopped, 6 failed of 6 trials")
 
 
 def lacking(number: int, *names: str) -> TrialRecord:
@@ -222,7 +222,7 @@ def test_exceeding_the_failure_limit_ends_the_sweep_and_its_trials() -> None:
 def test_a_sweep_in_which_no_trial_completes_fails() -> None:
     world = World(sweep(), lambda parameters: ([0.5], JobState.FAILED, ("accuracy",)))
     assert world.run() == Finish(
-        JobState.FAILED, "0 completed, 0 stopped early, 6 failed of 6 trials"
+        JobState.FAILED, "0 completed, 0 stopped, 6 failed of 6 trials"
     )
 
 

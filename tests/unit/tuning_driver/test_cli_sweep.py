@@ -434,7 +434,7 @@ def test_ls_counts_a_trial_without_the_metric_as_the_sweep_does(
     assert not world.store.job(sweep).state.is_final
     _, text, _ = call("show", sweep)
     assert "1 of 3 trials ended" not in text
-    assert "(0 completed, 0 stopped early, 2 failed)" in text
+    assert "(0 completed, 0 stopped, 2 failed)" in text
     assert text.count("Correct the sweep's metric") == 2  # once for each trial
     _, text, _ = call("show", sweep, "--json")
     assert [one["cause"] for one in json.loads(text)["trials"]] == ["no_metric", "no_metric", None]

@@ -52,7 +52,7 @@ def test_a_sweep_runs_all_its_trials_and_names_the_best(world: World) -> None:
     assert run(world, sweep) is JobState.COMPLETED
     parent = world.store.job(sweep)
     assert (parent.state, parent.kind) == (JobState.COMPLETED, "sweep")
-    assert parent.reason == "6 completed, 0 stopped early, 0 failed of 6 trials"
+    assert parent.reason == "6 completed, 0 stopped, 0 failed of 6 trials"
     jobs, trials = world.jobs(sweep), world.trials(sweep)
     assert [job.id for job in jobs] == [trial.job_id for trial in trials]
     assert [job.tags["trial"] for job in jobs] == list("012345")
