@@ -338,7 +338,7 @@ class Engine:
             now_s=self.clock.now().timestamp(),
             reservation=self._reservation,
         )
-        if not records or (self.decisions is not None and self._is_still_valid(self.decisions, situation)):
+        if not records or self._is_decided(situation):
             return len(records)
         decisions = await _think(count, policy.decide, situation)
         if self.is_retired:  # checked last: nothing else runs from here on
@@ -358,8 +358,11 @@ class Engine:
         await self.forecasts.note(decisions, self.candidates.job)
         return len(records)
 
-    def _is_still_valid(self, decisions: Decisions, now: Situation) -> bool:
+    def _is_decided(self, now: Situation) -> bool:
         """Whether the last decision is still valid: nothing changed and it is not due again."""
+        decisions = self.decisions
+        if decisions is None:
+            return False
         then = decisions.situation
         return (
             not decisions.starts

@@ -62,9 +62,7 @@ def test_a_recorded_trial_without_a_job_is_submitted_again_and_not_planned_again
 def test_a_whole_sweep_ends_completed() -> None:
     world = World(sweep())
     finish = world.run()
-    assert finish == Finish(
-        JobState.COMPLETED, "6 completed, 0 stopped, 0 failed of 6 trials"
-    )
+    assert finish == Finish(JobState.COMPLETED, "6 completed, 0 stopped, 0 failed of 6 trials")
     assert world.most_at_once == 2
     assert [trial.state for trial in world.state.trials] == [TrialState.COMPLETED] * 6
 
@@ -221,9 +219,7 @@ def test_exceeding_the_failure_limit_ends_the_sweep_and_its_trials() -> None:
 
 def test_a_sweep_in_which_no_trial_completes_fails() -> None:
     world = World(sweep(), lambda parameters: ([0.5], JobState.FAILED, ("accuracy",)))
-    assert world.run() == Finish(
-        JobState.FAILED, "0 completed, 0 stopped, 6 failed of 6 trials"
-    )
+    assert world.run() == Finish(JobState.FAILED, "0 completed, 0 stopped, 6 failed of 6 trials")
 
 
 def test_when_the_time_is_up_running_trials_are_stopped_and_the_finished_ones_count() -> None:
