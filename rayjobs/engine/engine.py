@@ -324,7 +324,7 @@ class Engine:
         self.candidates.look_at(self.nodes)
         count = sum(len(view.queued) for view in views)
         records = await _think(
-            count, self.candidates.records, views, usual=usual, without=self.attempts
+            count, self.candidates.records, views, usual=usual, without=frozenset(self.attempts)
         )
         await self._refuse()
         situation = Situation(
@@ -509,7 +509,10 @@ class Engine:
 
 
 async def _think(count: int, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-    """Return a pure function's result; for a long queue, on a thread, to keep the loop free."""
+    """Return a function's result; for a long queue, on a thread, to keep the loop free.
+
+    The function must not read what the loop changes meanwhile.
+    """
     if count < LONG:
         return function(*args, **kwargs)
     return await asyncio.to_thread(function, *args, **kwargs)

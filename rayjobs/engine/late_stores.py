@@ -17,6 +17,7 @@ from rayjobs.target.answers import StoreAnswer
 
 # A client gets an answer within this time, and repeats its request: an upload may take hours.
 ANSWER_S = 2.0
+KEPT_S = 60.0  # how long a result waits for the client's next request
 PROGRESS_S = 5.0  # for a node's report on its progress
 log = logging.getLogger(__name__)
 
@@ -44,17 +45,22 @@ class LateStores:
         if doing is None:
             doing = asyncio.ensure_future(self._store(served, job))
             self._running[key] = doing
-            doing.add_done_callback(lambda _: self._forget(key))
+            # It may end between two requests: the result is for the next one.
+            later = asyncio.get_running_loop().call_later
+            doing.add_done_callback(lambda done: later(KEPT_S, self._forget, key, done))
         await asyncio.wait({doing}, timeout=ANSWER_S)
-        if doing.done():
-            return StoreAnswer(done=True, problems=tuple(doing.result()))
-        nodes = self._nodes.get(key, [])
-        lines = await asyncio.gather(*(self._progress_on(node) for node in nodes))
-        return StoreAnswer(progress=tuple(line for line in lines if line))
+        if not doing.done():
+            nodes = self._nodes.get(key, [])
+            lines = await asyncio.gather(*(self._progress_on(node) for node in nodes))
+            if not doing.done():
+                return StoreAnswer(progress=tuple(line for line in lines if line))
+        self._forget(key, doing)
+        return StoreAnswer(done=True, problems=tuple(doing.result()))
 
-    def _forget(self, key: str) -> None:
-        self._running.pop(key, None)
-        self._nodes.pop(key, None)
+    def _forget(self, key: str, ended: asyncio.Task[list[str]]) -> None:
+        if self._running.get(key) is ended:  # otherwise a newer late store runs
+            del self._running[key]
+            self._nodes.pop(key, None)
 
     async def _progress_on(self, node: NodeOfAttempt) -> str:
         try:

@@ -65,6 +65,7 @@ class WorkspaceServer:
 
         Raises:
             StoreError: they cannot be stored.
+            NotFoundError: the workspace no longer exists.
         """
         name = upload or ids.token(8)
         try:
@@ -110,10 +111,10 @@ class WorkspaceServer:
             for one in (file, *parts):
                 one.unlink(missing_ok=True)
 
-    @staticmethod
-    def _upload(path: str, name: str) -> Path:
+    def _upload(self, path: str, name: str) -> Path:
         if not name.isalnum():
             raise UsageError(f"{name!r} is not an upload")
+        self._of(path)  # raises NotFoundError: a removed workspace is not made again
         # Among the blobs' own unfinished files: abandoned uploads are removed with them.
         folder = WorkspaceFiles(Path(path)).blobs / TEMPORARY
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ checkpoint.save(step, {"model.pt": lambda path: torch.save(state, path)}, keep=3
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -299,5 +300,6 @@ def _drop_old(folder: str, keep: int) -> None:
         # A part whose writer died. Only old parts are removed: another rank may still write a new
         # one.
         path = os.path.join(folder, name)
-        if name.startswith(_PART) and os.stat(path).st_mtime < os.stat(folder).st_mtime - 3600:
-            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # its writer has just renamed it
+            if name.startswith(_PART) and os.stat(path).st_mtime < os.stat(folder).st_mtime - 3600:
+                shutil.rmtree(path, ignore_errors=True)

@@ -10,6 +10,7 @@ Source: MLflow's REST API, https://mlflow.org/docs/latest/rest-api.html.
 from __future__ import annotations
 
 import json
+import operator
 import re
 import threading
 import time
@@ -27,6 +28,16 @@ _ORDER = re.compile(
     r"""\s*(?:(\w+)\.)?(?:`([^`]+)`|"([^"]+)"|([^\s`"]+))(?:\s+(ASC|DESC))?\s*\Z""", re.IGNORECASE
 )
 _KINDS = ("metric", "param", "parameter", "tag", "attribute", "attr", "run")
+# The comparisons of metrics and times, and of everything else, as in MLflow's search.
+_NUMERIC: Mapping[str, Callable[[float, float], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_TEXTUAL = ("=", "!=", "LIKE", "ILIKE")
 _ENDED = ("FINISHED", "FAILED", "KILLED")
 MOST_RUNS = 1000
 
@@ -486,7 +497,8 @@ def _filter(text: str) -> Callable[[RunState], bool]:
     """Return a predicate for a search filter.
 
     Raises:
-        TrackingError: the text is not a list of comparisons joined by ``and``.
+        TrackingError: the text is not a list of comparisons joined by ``and``, or a value cannot
+            be compared in this way.
     """
     tests = []
     for part in re.split(r"\s+and\s+", text.strip(), flags=re.IGNORECASE) if text.strip() else ():
@@ -495,6 +507,10 @@ def _filter(text: str) -> Callable[[RunState], bool]:
             raise _wrong("the search filter %r is not understood." % part)
         kind, key, sign = _kind(match[1], part), match[2], match[3].upper()
         wanted = next((one for one in match.groups()[3:] if one is not None), "")
+        if sign not in (_NUMERIC if _is_numeric(kind, key) else _TEXTUAL):
+            raise _wrong("%r: %s cannot be compared by %s." % (part, key, sign))
+        if _is_numeric(kind, key) and not _is_number(wanted):
+            raise _wrong("%r: %s is compared with a number." % (part, key))
         tests.append((kind, key, sign, wanted))
     return lambda run: all(_is_so(run, *test) for test in tests)
 
@@ -545,30 +561,28 @@ def _value(run: RunState, kind: str, key: str) -> Any:
     return run.info.get({"Created": "start_time", "created": "start_time"}.get(key, key))
 
 
-def _is_so(run: RunState, kind: str, key: str, sign: str, wanted: str) -> bool:
-    if kind.startswith("metric"):
-        points = run.metrics.get(key)
-        if not points:
-            return False
-        found, number = float(points[-1]["value"]), float(wanted)
-        return bool(
-            {
-                "=": found == number,
-                "!=": found != number,
-                "<": found < number,
-                "<=": found <= number,
-                ">": found > number,
-                ">=": found >= number,
-            }.get(sign, False)
-        )
-    values: Mapping[str, str] = run.params if kind.startswith("param") else run.tags
-    if kind.startswith(("attr", "run")):
-        values = {name: str(value) for name, value in run.info.items()}
-    text = values.get(key)
-    if text is None:
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
         return False
+    return True
+
+
+def _is_numeric(kind: str, key: str) -> bool:
+    is_attribute = kind in ("attribute", "attr", "run")
+    return kind == "metric" or (is_attribute and key in ("start_time", "end_time"))
+
+
+def _is_so(run: RunState, kind: str, key: str, sign: str, wanted: str) -> bool:
+    found = _value(run, kind, key)
+    if found is None:
+        return False
+    if _is_numeric(kind, key):
+        return _NUMERIC[sign](float(found), float(wanted))
+    text = str(found)
     if sign in ("LIKE", "ILIKE"):
         pattern = ".*".join(re.escape(one) for one in wanted.split("%"))
         flags = re.IGNORECASE if sign == "ILIKE" else 0
         return re.fullmatch(pattern, text, flags) is not None
-    return text == wanted if sign == "=" else sign == "!=" and text != wanted
+    return (text == wanted) is (sign == "=")

@@ -184,14 +184,14 @@ def _is_importing(socket: str) -> bool:
 async def stop_warm(socket: str, *, timeout_s: float = 10.0) -> None:
     """Ask a warm interpreter to end; attempts that it started continue. Idempotent.
 
-    One whose answer cannot be read may stay until it has been idle.
+    One that does not answer, or whose answer cannot be read, may stay until it has been idle.
     """
     try:
         await ask(socket, WarmRequest("stop"), Answer, timeout_s=timeout_s)
+    except (TimeoutError, ValueError) as error:
+        log.warning("the warm interpreter at %s may not end: %r", socket, error)
     except OSError:
         return  # it is not running
-    except ValueError as error:
-        log.warning("the warm interpreter at %s may not end: its answer: %s", socket, error)
 
 
 async def fork(

@@ -25,7 +25,10 @@ def problem(path: str | None) -> str:
         return f"Open MPI is not installed: no {' and no '.join(missing)} in PATH"
     program = shutil.which("mpirun", path=path)
     assert program is not None
-    return version_problem(program, _version(program))
+    try:
+        return version_problem(program, _version(program))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"`{program} --version` failed: {error}"
 
 
 def version_problem(program: str, text: str) -> str:
@@ -43,12 +46,15 @@ def version_problem(program: str, text: str) -> str:
 
 @lru_cache(maxsize=16)
 def _version(program: str) -> str:
-    try:
-        done = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
+    """Return what a program prints about its version; an error is not cached.
+
+    Raises:
+        OSError: it cannot be started.
+        TimeoutExpired: it did not end in time.
+    """
+    done = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=False
+    )
     return done.stdout + done.stderr
 
 

@@ -9,9 +9,6 @@ import json
 import logging
 import os
 import re
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,7 +33,6 @@ from rayjobs.containers.reference import parse as parse_reference
 from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, StoreError
 from rayjobs.core.failures import FailureClass
 from rayjobs.core.paths import IMAGE_RECORD, AttemptPaths
-from rayjobs.core.text import duration_text
 from rayjobs.environments import interpreter, locks
 from rayjobs.environments.attempt_files import UsedEnvironment
 from rayjobs.environments.building import Control
@@ -46,6 +42,7 @@ from rayjobs.injob import container as injob_container
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.plan import Bind, ContainerPlan, LaunchPlan, Limit, MemoryFolder
 from rayjobs.launch import openmpi
+from rayjobs.node import trial
 from rayjobs.node.build_logs import store_build_log, store_file
 from rayjobs.node.hosts import read_secrets
 from rayjobs.node.workspaces import Workspaces
@@ -56,7 +53,6 @@ from rayjobs.spec.model import Container
 log = logging.getLogger(__name__)
 
 EVENT = "environment"
-PROBE_S = 60.0
 INSTEAD = (
     "You can start the node itself from the image and omit the job's `container`, or "
     "list the image's packages in the job's `environment`"
@@ -72,31 +68,26 @@ class Capability:
     Attributes:
         why: Why it cannot run images; empty if it can.
         why_no_overlay: Why each attempt needs a copy of its image; empty if it does not.
+        is_certain: Whether a trial gave this answer, and did not fail itself.
     """
 
     why: str = ""
     why_no_overlay: str = ""
+    is_certain: bool = True
 
 
 def capability_of(folder: Path) -> Capability:
-    """Try a container below `folder`. Blocks."""
-    try:
-        # In a separate process, since it makes namespaces.
-        done = subprocess.run(
-            [sys.executable, "-S", "-E", str(injob_container.__file__), str(folder)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PROBE_S,
-            check=False,
-        )
-        answer = injob_container.ContainerProbe.from_json(json.loads(done.stdout))
-        return Capability(answer.why, answer.why_no_overlay)
-    except subprocess.TimeoutExpired:
-        return Capability(f"the trial did not end within {duration_text(PROBE_S)}")
-    except (OSError, ValueError) as error:
-        # The trial itself failed, which says nothing about the machine.
-        log.warning("containers could not be tried: %r", error)
-        return Capability(f"it could not be tried: {error!r}")
+    """Try a container below `folder`. Blocks.
+
+    Raises:
+        TrialError: see `trial.run`.
+    """
+    answer = trial.run(injob_container, injob_container.ContainerProbe, str(folder))
+    return Capability(answer.why, answer.why_no_overlay)
+
+
+def _uncertain(cause: str) -> Capability:
+    return Capability(why=cause, is_certain=False)
 
 
 class NodeContainers:
@@ -120,17 +111,16 @@ class NodeContainers:
         self._workspaces = workspaces
         self._snapshots = shared
         self._controls: dict[str, Control] = {}
-        self._lock = threading.Lock()
         self._answers: dict[tuple[str, str], asking.ImageFacts] = {}
-        self._capability: Capability | None = None
+        self._capability = trial.TrialResult(self._try, failed=_uncertain)
 
     def capability(self) -> Capability:
         """Return this node's capability. Blocks briefly at its first use."""
-        with self._lock:
-            if self._capability is None:
-                self._root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._capability = capability_of(self._root.parent)
-            return self._capability
+        return self._capability.get()
+
+    def _try(self) -> Capability:
+        self._root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return capability_of(self._root.parent)
 
     # -- before the launch ------------------------------------------------------------------------
 
@@ -151,7 +141,7 @@ class NodeContainers:
             raise PrepareError(
                 f"container images cannot be run on this node: {able.why}. {INSTEAD}",
                 failure_class=FailureClass.ENVIRONMENT,
-                is_permanent=True,
+                is_permanent=able.is_certain,
             )
         on = request.on
         paths = AttemptPaths(Path(on.root))

@@ -83,10 +83,10 @@ REGISTERS: Mapping[str, frozenset[str]] = {
     "store": frozenset(("put_model", "update_model", "set_model_alias", "put_environment")),
     "catalogue": frozenset(("add_datastore", "put_manifest", "add_dataset", "set_dataset_tags")),
 }
-# For the runs below the attempt's own; the first argument is the run.
-OF_CHILDREN = frozenset(
-    ("add_metrics", "publish_files", "end_run", "set_run_snapshot", "request_cancel")
-)
+# For child runs that the script logs to; the first argument is the run.
+OF_CHILDREN = frozenset(("add_metrics", "publish_files", "end_run", "set_run_snapshot"))
+# For the job's own run or runs below it; `RunCalls._checked` restricts each.
+OF_OWN = frozenset(("update", "start_run", "submit", "request_cancel"))
 
 
 class AttemptEndedError(RayjobsError):
@@ -418,7 +418,7 @@ class RunCalls:
     def _method(self, request: run_calls.Method) -> object:
         part, method = request.part, request.method
         if method not in READS.get(part, frozenset()) | REGISTERS.get(part, frozenset()) and not (
-            part == "store" and method in OF_CHILDREN | {"update", "start_run", "submit"}
+            part == "store" and method in OF_CHILDREN | OF_OWN
         ):
             raise UsageError(
                 f"a script may not call {part}.{method}: it can only read its workspace, log to "
@@ -438,6 +438,9 @@ class RunCalls:
             found = self._own(args[0], child=True)
             if found.kind == PIPELINE and method in ("end_run", "set_run_snapshot"):
                 raise UsageError(f"a step may not call store.{method} for its pipeline run")
+        elif method == "request_cancel":
+            if self._own(args[0]).id == self._on.job:
+                raise UsageError("a run cannot cancel itself; leave the script with sys.exit()")
         elif method == "update":
             self._own(args[0])
             if args[1].priority is not None or args[1].is_about_hold:

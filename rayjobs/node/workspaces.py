@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rayjobs.core.errors import StoreError
+from rayjobs.core.errors import NotFoundError, StoreError
 from rayjobs.injob.identity import boot_id
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.workspace.folder import OpenWorkspace, earlier_paths
@@ -103,5 +103,5 @@ class Workspaces:
         """Write a line into the job's history; an error of the store does not stop the job."""
         try:
             self.record(on, kind, message, data)
-        except StoreError as error:
+        except (StoreError, NotFoundError) as error:
             log.info("an event was not written: %s", error)

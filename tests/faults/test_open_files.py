@@ -16,7 +16,7 @@ import pytest
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.failures import FailureClass
-from rayjobs.engine.attempt import ending, record
+from rayjobs.engine.attempt import ending
 from rayjobs.injob import open_files
 from rayjobs.jobs.states import JobState
 from rayjobs.launch import hostclient
@@ -159,7 +159,7 @@ def test_a_start_without_open_files_is_tried_again_and_costs_no_attempt(
 def test_files_that_cannot_be_collected_now_are_collected_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "STORE_PAUSE_S", 0.01)
+    monkeypatch.setattr(ending, "OUT_OF_FILES_PAUSE_S", 0.01)
 
     async def scene(here: World) -> None:
         job = here.submit()

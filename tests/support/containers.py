@@ -38,10 +38,8 @@ def python_folders() -> list[str]:
 @functools.cache
 def able() -> Capability:
     """Return what this machine can do with images."""
-    found = capability_of(Path("/tmp"))
-    # A check that could not run must not count as a machine without containers.
-    assert "could not be tried" not in found.why, found.why
-    return found
+    # Raises TrialError: a trial that fails must not count as a machine without containers.
+    return capability_of(Path("/tmp"))
 
 
 needs_containers = pytest.mark.skipif(

@@ -254,6 +254,11 @@ class AttemptEnding:
                 break
             if last.is_out_of_files and waited < OUT_OF_FILES_TRIES:
                 attempt, waited = 0, waited + 1
+                is_canceled = self._end_request.is_canceled  # its user waits: a minute at most
+                await asyncio.sleep(
+                    attempt_record.STORE_PAUSE_S if is_canceled else OUT_OF_FILES_PAUSE_S
+                )
+                continue
             await asyncio.sleep(attempt_record.STORE_PAUSE_S * max(1, attempt))
         return last
 

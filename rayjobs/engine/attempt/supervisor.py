@@ -212,9 +212,8 @@ class AttemptSupervisor:
                 raise NotPlacedError(f"{allocation.name} was taken by another target actor")
             await self._provision()
         except EndedEarlyError:
-            if self.end_request.is_preemption:  # nothing had run: no failure, no use of the budget
-                reason = self.end_request.preempt_reason
-                await record.requeue(reason, outcome=Outcome.PREEMPTED, pause_s=0.0)
+            if self.end_request.is_preemption:
+                await self._requeue_unstarted()
             else:
                 await record.finish(Outcome.CANCELED)
             await self.ending.clean()
@@ -226,19 +225,34 @@ class AttemptSupervisor:
             await allocation.release()
             await record.requeue(str(error), outcome=Outcome.NOT_PLACED, pause_s=NOT_PLACED_PAUSE_S)
         except PrepareError as error:
-            await record.check_ours()  # raises if another actor has ended the attempt
-            # A host that answered late, or one on another node, may still run.
-            settled = await self.ending.settle()
-            failure = Failure(
-                error.failure_class,
-                str(error),
-                lines=error.lines,
-                is_outage=error.is_outage,
-                is_permanent=error.is_permanent,
-                is_out_of_files=error.is_out_of_files,
-            )
-            await self.ending.fail(failure, outcome=Outcome.NOT_PREPARED, settled=settled)
+            await self._end_unprepared(error)
+
+    async def _end_unprepared(self, error: PrepareError) -> None:
+        record = self.record
+        await record.check_ours()  # raises if another actor has ended the attempt
+        # A host that answered late, or one on another node, may still run.
+        settled = await self.ending.settle()
+        if self.end_request.is_preemption and not any(one.was_launched for one in record.nodes):
+            # The nodes ended their preparation because the supervisor requested it.
+            await self._requeue_unstarted()
             await self.ending.clean()
+            await self.ending.free(proven=settled.proven)
+            return
+        failure = Failure(
+            error.failure_class,
+            str(error),
+            lines=error.lines,
+            is_outage=error.is_outage,
+            is_permanent=error.is_permanent,
+            is_out_of_files=error.is_out_of_files,
+        )
+        await self.ending.fail(failure, outcome=Outcome.NOT_PREPARED, settled=settled)
+        await self.ending.clean()
+
+    async def _requeue_unstarted(self) -> None:
+        """Put a preempted job back into the queue. Nothing had run: it uses no budget."""
+        reason = self.end_request.preempt_reason
+        await self.record.requeue(reason, outcome=Outcome.PREEMPTED, pause_s=0.0)
 
     async def _create_allocation(self) -> None:
         try:
@@ -358,10 +372,9 @@ class AttemptSupervisor:
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 failed = failed or next((e for one in calls if (e := _error_of(one))), None)
-                # fault 143: a failed node ends the others
                 if canceling.done():
                     cause = canceling.result()
-                elif failed is not None:
+                elif failed is not None:  # fault 143: a failed node ends the others
                     cause = EndCause(EndReason.NODE_ENDED, "another node could not be prepared")
                 else:
                     continue

@@ -15,7 +15,7 @@ from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
 from rayjobs.injob import cgroups
 from rayjobs.injob.memory import MemoryLimit, remove_cgroups_of
 from rayjobs.injob.tree import CGROUP, NAMESPACE, Tree, find_cgroup, make_cgroup
-from rayjobs.node import containment
+from rayjobs.node import containment, trial
 from rayjobs.node.input_views import InputViews
 from rayjobs.target.local_head import LOCAL
 from rayjobs.target.node_settings import SCRATCH, NodeSettings, node_root
@@ -69,7 +69,7 @@ def ending(_context: DoctorContext) -> Iterator[Finding]:
         yield Finding(topic, Level.OK, text, "", {"kind": "cgroup2", "refused": {}})
         return
     refused = {CGROUP: why}
-    why = containment.why_no_namespace()
+    why = _why_no_namespace()
     if not why:
         text = (
             f"each attempt has a PID namespace, which ends with its host; there is no usable "
@@ -98,7 +98,7 @@ def memory(_context: DoctorContext) -> Iterator[Finding]:
 
 def namespaces(_context: DoctorContext) -> Iterator[Finding]:
     """Whether an attempt can have a PID namespace with a /proc of its own."""
-    why = containment.why_no_namespace()
+    why = _why_no_namespace()
     if why:
         text = f"PID and mount namespaces cannot be used, so jobs run without them: {why}"
     else:
@@ -173,7 +173,7 @@ def packages(_context: DoctorContext) -> Iterator[Finding]:
 def containers(context: DoctorContext) -> Iterator[Finding]:
     """Whether jobs can run in images here, and which programs fetch and build them."""
     from rayjobs.containers import container_tools
-    from rayjobs.node.containers import INSTEAD, capability_of
+    from rayjobs.node.containers import INSTEAD, Capability, capability_of
 
     folder = _writable_folder(context)
     if folder is None:
@@ -181,7 +181,10 @@ def containers(context: DoctorContext) -> Iterator[Finding]:
         return
     found = container_tools.available(ENGINES)
     inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
-    able = capability_of(folder)
+    try:
+        able = capability_of(folder)
+    except trial.TrialError as error:
+        able = Capability(str(error), is_certain=False)
     fetching = f"fetched by {', '.join(found)}" if found else "no program here fetches them"
     data = {
         "works": not able.why,
@@ -200,6 +203,13 @@ def containers(context: DoctorContext) -> Iterator[Finding]:
     else:
         text = f"jobs can run in container images; {fetching}{here}"
         yield Finding("containers", Level.OK, text, "", data)
+
+
+def _why_no_namespace() -> str:
+    try:
+        return containment.why_no_namespace()
+    except trial.TrialError as error:
+        return str(error)
 
 
 def _writable_folder(context: DoctorContext) -> Path | None:

@@ -176,11 +176,33 @@ def test_a_search_is_sorted(
 
 
 @pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("start_time >= 1002", "edc"),
+        ("attributes.start_time < 1001", "a"),
+        ("metrics.loss <= 0.3", "db"),
+        ("metrics.loss != 0.5", "db"),
+        ("params.n != 'a' and tags.`mlflow.runName` ILIKE '%B'", "b"),
+        ("run_name LIKE 'c%'", "c"),
+        ("end_time > 0", ""),
+    ],
+)
+def test_search_compares_numbers_and_texts(
+    losses: Callable[..., list[str]], query: str, names: str
+) -> None:
+    own = "tags.mlflow.parentRunId = 'mnist_1_0a1b'"
+    assert "".join(losses(query=f"{query} and {own}")) == names
+
+
+@pytest.mark.parametrize(
     ("order", "query", "message"),
     [
         ("nothing.loss ASC", "", "'nothing'; runs have metrics"),
         ("metrics.loss FOO", "", "is not understood"),
         ("metrics.loss", "metricss.loss > 0.2", "'metricss'; runs have metrics"),
+        ("metrics.loss", "params.n > 'a'", "n cannot be compared by >"),
+        ("metrics.loss", "metrics.loss LIKE '0%'", "loss cannot be compared by LIKE"),
+        ("metrics.loss", "metrics.loss > 'low'", "loss is compared with a number"),
     ],
 )
 def test_unsupported_search_is_refused(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
+import threading
+import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,36 @@ def test_node_knows_whether_an_attempt_may_read_a_secret(
         assert request.on.reads_secrets is reads
         here.agent.end(job.id, 1, exit_code=0)
         await here.state(job, JobState.COMPLETED)
+
+    play(scene, tmp_path)
+
+
+def test_attempt_that_ends_while_a_long_queue_is_read_on_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine, "LONG", 0)
+
+    async def scene(here: World) -> None:
+        first = here.submit()
+        await here.launched(first)
+        usual, seen = here.engine.candidates.records, threading.Event()
+
+        def slow(*views: Any, without: Collection[str], **more: Any) -> Any:
+            keys = iter(without)
+            found = [*itertools.islice(keys, 1)]
+            if found and not seen.is_set():
+                seen.set()
+                deadline = time.monotonic() + 30.0
+                while found[0] in here.engine.attempts and time.monotonic() < deadline:
+                    time.sleep(0.001)
+            return usual(*views, without=[*found, *keys], **more)
+
+        monkeypatch.setattr(here.engine.candidates, "records", slow)
+        second = here.submit()
+        await here.until(seen.is_set)
+        here.agent.end(first.id, 1, exit_code=0)
+        await here.launched(second)
+        assert "unexpected error" not in caplog.text
 
     play(scene, tmp_path)
 

@@ -113,6 +113,56 @@ def test_long_upload_is_polled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     play(scene, tmp_path)
 
 
+@pytest.mark.parametrize("problems", [(), (AWAY,)])
+def test_result_between_two_requests_is_answered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problems: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(late_stores, "ANSWER_S", 0.0)
+
+    async def scene(here: World) -> None:
+        job = await failed_for_its_storage(here, monkeypatch)
+        (served,) = here.engine.board.served
+        begun, go = 0, asyncio.Event()
+
+        async def store_late(_: AttemptOnNode) -> Collected:
+            nonlocal begun
+            begun += 1
+            await go.wait()
+            return Collected(problems=problems)
+
+        here.agent.store_late = store_late  # type: ignore[attr-defined]
+        late = here.engine.late_stores
+        assert await late.ask(served, job.id) == StoreAnswer()
+        (doing,) = late._running.values()
+        go.set()
+        await doing
+        await asyncio.sleep(0)
+        assert await late.ask(served, job.id) == StoreAnswer(done=True, problems=problems)
+        assert begun == 1 and not late._running
+
+    play(scene, tmp_path)
+
+
+def test_result_without_a_next_request_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_stores, "ANSWER_S", 0.0)
+    monkeypatch.setattr(late_stores, "KEPT_S", 0.01)
+
+    async def scene(here: World) -> None:
+        job = await failed_for_its_storage(here, monkeypatch)
+        (served,) = here.engine.board.served
+
+        async def store_late(_: AttemptOnNode) -> Collected:
+            return Collected(problems=(AWAY,))
+
+        here.agent.store_late = store_late  # type: ignore[attr-defined]
+        assert await here.engine.late_stores.ask(served, job.id) == StoreAnswer()
+        await here.until(lambda: not here.engine.late_stores._running)
+
+    play(scene, tmp_path)
+
+
 @pytest.mark.parametrize("how", ["runs", "failed", "completed", "without"])
 def test_other_jobs_have_nothing_to_store(tmp_path: Path, how: str) -> None:
     async def scene(here: World) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rayjobs.core.errors import PrepareError
 from rayjobs.core.failures import FailureClass
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.injob.outcomes import EndCause, EndReason
 from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.jobs.rootcause import diagnose
 from rayjobs.jobs.states import JobState
+from rayjobs.protocol.attempts import LaunchRequest
+from rayjobs.protocol.nodes import Prepared
 from rayjobs.protocol.settled import Found, Settled
 from rayjobs.results.checkpoints import Lost
 from tests.fakes.cluster import exit_record
@@ -84,6 +88,29 @@ def test_unstarted_job_is_preempted_without_spending_budget(
         here.cluster.hold_placement.set()
         await here.launched(job, attempt=2)
         assert here.store.attempts(job.id)[0].failure is None
+
+    play(scene, tmp_path)
+
+
+def test_job_preempted_while_its_node_prepares_spends_no_budget(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        usual, preparing = here.agent.prepare, asyncio.Event()
+
+        async def prepare(request: LaunchRequest) -> Prepared:
+            preparing.set()
+            while request.on.attempt == 1:
+                if here.agent.stop_causes:
+                    raise PrepareError("stopped", failure_class=FailureClass.DATA)
+                await asyncio.sleep(0.01)
+            return await usual(request)
+
+        here.agent.prepare = prepare  # type: ignore[method-assign]
+        job = here.submit(retries={"preempted": 0, "data": 0})
+        await preparing.wait()
+        supervisor_of(here, job).preempt("its place is needed")
+        await here.launched(job, attempt=2)
+        first = here.store.attempts(job.id)[0]
+        assert (first.outcome, first.failure) == ("preempted", None)
 
     play(scene, tmp_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,19 @@ def test_another_mpi_and_another_version_are_named(tmp_path: Path) -> None:
             (folder / name).chmod(0o755)
     assert "has version 5.0.7" in openmpi.problem(str(tmp_path / "0"))
     assert "is not Open MPI's" in openmpi.problem(str(tmp_path / "1"))
+
+
+def test_version_check_that_fails_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mpirun", "orted"):
+        (tmp_path / name).write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
+        (tmp_path / name).chmod(0o755)
+
+    def hangs(*command: object, **_: object) -> None:
+        raise subprocess.TimeoutExpired("mpirun", 30.0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "run", hangs)
+        assert "mpirun --version` failed: " in openmpi.problem(str(tmp_path))
+    assert openmpi.problem(str(tmp_path)) == ""

@@ -432,6 +432,24 @@ def test_arguments_of_a_call_may_be_named(scene: Scene, agent: Agent) -> None:
     assert scene.opened.store.job("child_1_00000001").state is S.CANCELED
 
 
+def test_script_cancels_a_job_that_it_submitted(scene: Scene, agent: Agent) -> None:
+    channel = scene.channel()
+    child, _ = scene.opened.store.submit(
+        NewJob(
+            spec=JobSpec(script="a.py"),
+            experiment="else",
+            snapshot=None,
+            user="ada",
+            parent=scene.job,
+        )
+    )
+    channel.call(method("store", "request_cancel", child.id))
+    assert scene.opened.store.job(child.id).state is S.CANCELED
+    cancel = method("store", "request_cancel", scene.job)
+    assert "a run cannot cancel itself" in refused(channel, cancel)
+    assert scene.opened.store.job(scene.job).cancel_requested_at is None
+
+
 STEP = """
 from rayjobs.injob.run import Run
 run = Run.get_context()
