@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import click
 
 from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings
-from rayjobs.jobs.records import Job, JobLine
+from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.store.requests import JobFilter
 from rayjobs.workspace.folder import OpenWorkspace
@@ -16,7 +14,8 @@ from rayjobs.workspace.folder import OpenWorkspace
 
 def print_failed(settings: Settings, workspace: OpenWorkspace, array: Job) -> None:
     """Print why each failed member failed."""
-    failed = [one for one in _members(workspace, array) if one.state is JobState.FAILED]
+    members = JobFilter(parent=array.id, states=[JobState.FAILED], newest_first=False)
+    failed = list(workspace.store.job_lines(members))
     if settings.as_json:
         print_json(
             [
@@ -37,9 +36,3 @@ def print_failed(settings: Settings, workspace: OpenWorkspace, array: Job) -> No
             click.echo(f"[{one.array_index}] {line}")
     if not failed:
         settings.note(f"no member of {array.id} has failed")
-
-
-def _members(workspace: OpenWorkspace, array: Job) -> Iterator[JobLine]:
-    for member in workspace.store.job_lines(JobFilter(parent=array.id, newest_first=False)):
-        if member.placed_at is not None:
-            yield member

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.waking import wake_quietly
 from rayjobs.core.errors import RayjobsError
 from rayjobs.core.paths import home
+from rayjobs.core.users import user_name
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.requests import JobFilter
 from rayjobs.submit import copies
@@ -121,7 +121,7 @@ def _cancel(
     """
     store = workspace.store
     copies.require_own(workspace, job, "cancel")
-    state = store.request_cancel(job.id, by=getpass.getuser())
+    state = store.request_cancel(job.id, by=user_name())
     if state.is_final:
         return state
     condition = wake_quietly(job.target, workspace.path)
@@ -129,7 +129,7 @@ def _cancel(
         return state
     why = abandoned.why_gone(job.target, home=home())
     if force and why:
-        abandoned.end(store, job.id, by=getpass.getuser(), why=why)
+        abandoned.end(store, job.id, by=user_name(), why=why)
         return store.job(job.id).state
     if why:
         settings.note(

@@ -104,8 +104,7 @@ def _text(compared: Comparison, rows: list[Row]) -> str:
     """Return a table with a column for each job and a heading for each section that has rows."""
     cells: list[list[str]] = []
     section = ""
-    left_out = 0
-    files = 0
+    left_out = files = end_of_code = 0
     for row in rows:
         if row.section == "Code" and row.name not in ("script", "snapshot"):
             files += not row.name.startswith("git ")
@@ -116,9 +115,12 @@ def _text(compared: Comparison, rows: list[Row]) -> str:
             section = row.section
             cells.append([section, *[""] * len(row.values)])
         cells.append([f"  {plain_text(row.name)}", *map(_cell, row.values)])
+        if row.section == "Code":
+            end_of_code = len(cells)
     if left_out:
-        at = max(n for n, one in enumerate(cells) if one[0].startswith("  ")) + 1
-        cells.insert(at, [f"  … {left_out} more files: --json", *[""] * len(compared.jobs)])
+        cells.insert(
+            end_of_code, [f"  … {left_out} more files: --json", *[""] * len(compared.jobs)]
+        )
     header = ["", *map(_label, compared.jobs)]
     available = width() - max((len(one[0]) for one in cells), default=0)
     most = max(NARROWEST, available // len(compared.jobs) - 2)

@@ -335,7 +335,7 @@ def _with_values(
     for condition in conditions:
         values = reader.values(condition.name)
         condition.check_against(values)
-        if condition.name == "state":
+        if condition.name.lower() == "state":
             jobs = _in_state(store, jobs, condition)
         else:
             jobs = [job for job in jobs if condition.admits(values.of(job))]

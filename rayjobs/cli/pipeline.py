@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from rayjobs.cli.unknown_names import require_experiment
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import counted, duration_text
+from rayjobs.core.users import user_name
 
 if TYPE_CHECKING:
     from rayjobs.jobs.records import Job, Pipeline, PublishedRecord
@@ -356,7 +356,7 @@ def cancel(settings: Settings, run: str) -> None:
         targets = dict.fromkeys(
             view.job.target for view in views_of(workspace, found) if not view.is_final
         )
-        state = workspace.store.request_cancel(before.id, by=getpass.getuser())
+        state = workspace.store.request_cancel(before.id, by=user_name())
         if not state.is_final:
             for target in targets:
                 wake_quietly(target, workspace.path)

@@ -362,16 +362,15 @@ def tell(settings: Settings, done: Submitted) -> None:
 
     if done.starting:
         settings.note(f"starting the target {job.target} in the background")
-    hints = [("logs -f", "follow its log"), ("show", "all details"), ("cancel", "cancel it")]
-    if job.state.is_final:  # the job it depends on did not end as required
-        settings.note(f"it has ended already ({job.state}): {job.reason}")
-        hints = [("rerun", "submit it again"), hints[1]]
     if job.kind == "array":
-        hints = [
-            ("ls --parent", "list its members"),
-            ("wait", "wait until all have ended"),
-            hints[2],
-        ]
+        first, last = ("ls --parent", "list its members"), ("wait", "wait until all have ended")
+    else:
+        first, last = ("logs -f", "follow its log"), ("show", "all details")
+    hints = [first, last, ("cancel", "cancel it")]
+    if job.state.is_final:  # it was submitted before, or the job it depends on has failed
+        reason = f": {job.reason}" if job.reason else ""
+        settings.note(f"it has ended already ({job.state}){reason}")
+        hints = [("rerun", "submit it again"), ("show", "all details")]
     for line in useful_commands(short_id(job), hints):
         settings.note(line)
 

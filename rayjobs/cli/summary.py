@@ -112,6 +112,11 @@ def next_commands(
         if job.state is not JobState.FAILED:
             commands += [("sweep best", "the best trial"), ("sweep plot", "plots and a page")]
         return commands
+    if job.kind == "pipeline":
+        commands = [("pipeline show", "all steps")]
+        if job.state in (JobState.FAILED, JobState.CANCELED):
+            commands.append(("pipeline resume", "repeat the steps that did not complete"))
+        return commands
     commands = [("show", "all details")]
     if job.kind == "array":
         commands.append(("ls --parent", "list its members"))

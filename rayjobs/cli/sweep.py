@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from rayjobs.cli.sweepviews import (
 from rayjobs.cli.unknown_names import require_experiment
 from rayjobs.core.errors import NotFoundError
 from rayjobs.core.text import counted
+from rayjobs.core.users import user_name
 
 if TYPE_CHECKING:
     from rayjobs.tuning.spec import SweepSpec
@@ -440,7 +440,7 @@ def cancel(settings: Settings, sweep_ids: tuple[str, ...]) -> None:
         found = [find_sweep(settings, store, text, strict=True) for text in sweep_ids]
         for one in dict.fromkeys(found):
             before = store.job(one)
-            state = store.request_cancel(one, by=getpass.getuser())
+            state = store.request_cancel(one, by=user_name())
             rows.append({"id": one, "state": state, "was": before.state})
             condition = None if state.is_final else wake_quietly(before.target, workspace.path)
             if condition is not None and condition.reason:

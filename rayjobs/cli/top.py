@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -85,7 +86,7 @@ def look(workspace: OpenWorkspace, target: str) -> dict[str, Any]:
         for job in waiting
     ]
     # Jobs without a known position are sorted like the queue: by priority, then by age.
-    rows.sort(key=lambda row: (row["position"] or len(rows) + 1, -row["priority"]))
+    rows.sort(key=lambda row: (row["position"] or math.inf, -row["priority"]))
     waits = [waited_s(job, now=now) for job in waiting]
     ours = {key_of(workspace.path, job): (job, attempt) for job, attempt in live}
     return {

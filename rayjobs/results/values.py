@@ -17,7 +17,7 @@ from rayjobs.core.errors import UsageError
 from rayjobs.core.failures import FailureClass
 from rayjobs.core.units import parse_duration
 from rayjobs.injob.lazy_dataclass import dataclass
-from rayjobs.jobs.records import name_of
+from rayjobs.jobs.records import INTERACTIVE, name_of
 from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:
@@ -268,11 +268,11 @@ class Filter:
         """Return whether a job with this value matches; a job without a value never does."""
         if value is None:
             return False
+        if self.operator == "~":
+            return self.value.casefold() in str(value).casefold()
         wanted: Any = self.value
         if self.name.lower() in DURATIONS:
             wanted = parse_duration(self.value)
-        if self.operator == "~":
-            return self.value.casefold() in str(value).casefold()
         first, second = number_of(value), number_of(wanted)
         if first is None or second is None:
             return self._admits_text(str(value).casefold(), str(wanted).casefold())
@@ -338,7 +338,7 @@ def parse_filter(text: str) -> Filter:
 # Fields with a fixed set of values.
 WORDS: Mapping[str, Sequence[str]] = {
     "state": tuple(JobState),
-    "kind": ("job", "array", "sweep"),
+    "kind": ("job", "array", "sweep", "pipeline", INTERACTIVE),
     "failure": tuple(FailureClass),
 }
 

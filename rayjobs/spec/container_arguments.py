@@ -170,6 +170,7 @@ def _mount(found: ContainerArguments, value: str) -> ContainerArguments:
     target = next((parts[key] for key in ("target", "dst", "destination") if key in parts), "")
     source = parts.get("source", parts.get("src", ""))
     if kind == "tmpfs" and target.startswith("/"):
+        _check_target(target)
         size = parts.get("tmpfs-size")
         return replace(found, tmpfs=(*found.tmpfs, (target, _bytes(size))))
     if kind != "bind" or not source.startswith("/") or not target.startswith("/"):
@@ -183,18 +184,27 @@ def _mount(found: ContainerArguments, value: str) -> ContainerArguments:
 def _with_volume(
     found: ContainerArguments, source: str, target: str, read_only: bool
 ) -> ContainerArguments:
-    for path in (source, target):
-        if ".." in path.split("/"):
-            raise UsageError(f"the path {path!r} of a volume has `..` in it")
+    _check_path(source)
+    _check_target(target)
+    return replace(found, volumes=(*found.volumes, Volume(source, target, read_only)))
+
+
+def _check_path(path: str) -> None:
+    if ".." in path.split("/"):
+        raise UsageError(f"the path {path!r} of a volume has `..` in it")
+
+
+def _check_target(target: str) -> None:
+    _check_path(target)
     if target.rstrip("/") in ("", "/proc", "/dev", "/sys"):
         raise UsageError(f"a volume cannot replace {target!r}")
-    return replace(found, volumes=(*found.volumes, Volume(source, target, read_only)))
 
 
 def _tmpfs(found: ContainerArguments, value: str) -> ContainerArguments:
     target, _, options = value.partition(":")
-    if not target.startswith("/") or ".." in target.split("/"):
+    if not target.startswith("/"):
         raise UsageError(f"--tmpfs {value!r} needs an absolute path")
+    _check_target(target)
     sizes = [one.partition("=")[2] for one in options.split(",") if one.startswith("size=")]
     return replace(found, tmpfs=(*found.tmpfs, (target, _bytes(sizes[-1] if sizes else None))))
 

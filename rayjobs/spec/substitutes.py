@@ -167,7 +167,8 @@ def _in_image(
     made = _Made()
     found, kept = _conda(request, target, made)
     python = request.python
-    is_version = python is not None and "/" not in python
+    is_path = python is not None and "/" in python
+    is_version = python is not None and requirements.is_version(python)
     if kept:
         too_old = is_version and _is_too_old(python or "")
         if too_old:
@@ -190,7 +191,7 @@ def _in_image(
             made.pip.append(name)
         else:
             made.pip.append(line)
-    environment: Packages | str | None = None if is_version else python
+    environment: Packages | str | None = python if is_path else None
     if kept or any(not line.startswith("-") for line in made.pip):
         channels = request.channels if kept else ()
         changes = {"python": python, "pip": tuple(made.pip), "base": None, "if_used": ()}

@@ -261,8 +261,8 @@ def parse_json(text: str, name: str) -> Any:
 def _check_json(value: Any, name: str, *, depth: int) -> None:
     if depth > DEPTH_LIMIT:
         raise SpecError(f"{name}: nested deeper than {DEPTH_LIMIT} levels")
-    for inner in value.values() if isinstance(value, dict) else value:
-        if isinstance(inner, dict | list):
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
             _check_json(inner, name, depth=depth + 1)
 
 

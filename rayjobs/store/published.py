@@ -109,8 +109,7 @@ class PublishedPart(Part):
 
     def set_published_active(self, pipeline_id: str, *, active: bool) -> None:
         """See `Store.set_published_active`."""
-        self.published_pipeline(pipeline_id)
-        values = {"id": pipeline_id, "active": int(active)}
+        values = {"id": self.published_pipeline(pipeline_id).id, "active": int(active)}
         with self._database.write(durable=True) as connection:
             connection.execute(
                 "UPDATE published_pipelines SET is_active = :active WHERE id = :id", values
@@ -199,11 +198,10 @@ class PublishedPart(Part):
         self, name: str, pipeline_id: str, *, description: str = "", is_default: bool = False
     ) -> EndpointVersion:
         """See `Store.add_endpoint_version`."""
-        self.published_pipeline(pipeline_id)
         values = {
             "name": name,
             "id": ids.token(),
-            "pipeline": pipeline_id,
+            "pipeline": self.published_pipeline(pipeline_id).id,
             "description": description,
             "now": self._now(),
         }
@@ -232,14 +230,15 @@ class PublishedPart(Part):
 
     def set_endpoint_default(self, name: str, version: int) -> None:
         """See `Store.set_endpoint_default`."""
-        known = [one.version for one in self.endpoint_versions(name)]
+        versions = self.endpoint_versions(name)
+        known = [one.version for one in versions]
         if version not in known:
             raise UsageError(
                 f"the endpoint {name!r} has no version {version}; it has: "
                 f"{', '.join(map(str, known))}"
             )
         with self._database.write(durable=True) as connection:
-            connection.execute(SET_DEFAULT, {"name": name, "version": version})
+            connection.execute(SET_DEFAULT, {"name": versions[0].name, "version": version})
 
     def rename_endpoint(self, name: str, new: str) -> None:
         """See `Store.rename_endpoint`."""
@@ -258,11 +257,11 @@ class PublishedPart(Part):
 
     def set_endpoint_active(self, name: str, *, active: bool) -> None:
         """See `Store.set_endpoint_active`."""
-        self.endpoint_versions(name)
+        (own, *_) = self.endpoint_versions(name)
         with self._database.write(durable=True) as connection:
             connection.execute(
                 "UPDATE pipeline_endpoints SET is_active = :active WHERE name = :name",
-                {"name": name, "active": int(active)},
+                {"name": own.name, "active": int(active)},
             )
 
 

@@ -41,7 +41,7 @@ INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, par
     submitted_by, snapshot, spec, state, attempt, reason, priority, submitted_at, changed_at,
     tags, properties, tail)
 VALUES (:id, :idempotency_key, :experiment, :name, :display_name, 'sweep', NULL, :target,
-    :submitted_by, :snapshot, :spec, 'Running', 0, '', :priority, :now, :now,
+    :submitted_by, :snapshot, :spec, 'Running', 0, '', :priority, :submitted_at, :now,
     :tags, :properties, :tail)
 RETURNING *
 """
@@ -130,6 +130,7 @@ class SweepsPart(Part):
                 if known is not None:
                     return _sweep_of(known), False
             refuse_removed(connection, base)
+            values["submitted_at"] = self._submitted(connection, now)
             try:
                 connection.execute(INSERT_SWEEP_JOB, values)
             except sqlite3.IntegrityError as error:

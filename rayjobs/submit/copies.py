@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.text import counted, verb
+from rayjobs.core.users import user_name
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import INTERACTIVE, Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
@@ -49,7 +49,7 @@ def become_own(workspace: OpenWorkspace) -> list[str]:
             if store.end_run(line.id, outcome=Outcome.CANCELED, reason=reason):
                 ended.append(line.id)
         else:
-            ended += abandoned.end(store, line.id, by=getpass.getuser(), reason=reason)
+            ended += abandoned.end(store, line.id, by=user_name(), reason=reason)
     # The copied rows name placement groups of the original, which a target here would release.
     for target in sorted({line.target for line in store.job_lines()}):
         for row in store.allocations(target):

@@ -41,8 +41,8 @@ def rerun(
 
     Raises:
         NotFoundError: there is no such job, or its snapshot was pruned.
-        UsageError: it is a sweep or an interactive run, or `new_code` is set and it has no source
-            directory.
+        UsageError: it is a sweep, a pipeline run or an interactive run, or `new_code` is set and it
+            has no source directory.
         SpecError: a setting is wrong; all problems at once.
     """
     from rayjobs.spec.file import build_spec, merge
@@ -53,6 +53,11 @@ def rerun(
         raise UsageError(
             f"{job.id} is a sweep. Create it again from its file: rayjobs sweep create -f FILE; "
             f"or run one of its trials again"
+        )
+    if job.kind == "pipeline":
+        raise UsageError(
+            f"{job.id} is a pipeline run, which runs nothing itself. `rayjobs pipeline resume "
+            f"{job.id}` continues it if it has failed; `rayjobs pipeline run` runs a pipeline"
         )
     if job.kind == INTERACTIVE:
         raise UsageError(

@@ -239,8 +239,8 @@ def resume(
 
     Raises:
         NotFoundError: there is no such job, or its snapshot was pruned.
-        UsageError: it has no whole checkpoint, has not ended yet, or is a sweep, an array or an
-            interactive run.
+        UsageError: it has no whole checkpoint, has not ended yet, or is a sweep, an array, a
+            pipeline run or an interactive run.
         SpecError: a change is wrong; all problems at once.
     """
     from rayjobs.results import checkpoints, resuming
@@ -253,6 +253,11 @@ def resume(
         raise UsageError(
             f"{job.id} is an array, which runs nothing itself; resume a member, such as "
             f"'{job.id}[{job.spec.array.expand()[0] if job.spec.array else 0}]'"
+        )
+    if job.kind == "pipeline":
+        raise UsageError(
+            f"{job.id} is a pipeline run, which runs nothing itself; `rayjobs pipeline resume "
+            f"{job.id}` continues it"
         )
     if job.kind == INTERACTIVE:
         raise UsageError(

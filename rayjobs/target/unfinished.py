@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import RayjobsError, TargetError
 from rayjobs.core.text import counted, verb
+from rayjobs.core.users import user_name
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import JobLine
 from rayjobs.jobs.states import FINAL, JobState
@@ -183,7 +183,7 @@ def cancel(
         }
         left: list[tuple[Path, JobLine]] = []
         for path, job in jobs.all:
-            by = f"{getpass.getuser()} with `rayjobs target {command} {name}`"
+            by = f"{user_name()} with `rayjobs target {command} {name}`"
             if is_stopped:
                 abandoned.end(stores[path], job.id, by=by, why="its target had been stopped")
             elif not stores[path].request_cancel(job.id, by=by).is_final:
@@ -233,7 +233,7 @@ def cancel_for_good(
     why = abandoned.why_gone(name, home=home)
     if not why:
         return cancel(name, jobs, home=home, say=say, command="rm")
-    by = f"{getpass.getuser()} with `rayjobs target rm {name}`"
+    by = f"{user_name()} with `rayjobs target rm {name}`"
     canceled: list[str] = []
     for path, job in jobs.all:
         with open_workspace(path, create=False) as opened:

@@ -255,6 +255,11 @@ class PipelineContract:
         assert store.published_pipelines() == [first]
         assert len(store.published_pipelines(active=False)) == 2
         assert store.prune_view().published == {"sha256:ab"}
+        store.set_published_active(second.id[:8], active=True)
+        assert store.published_pipeline("digits").is_active
+        assert store.published_pipeline("digits").id == second.id
+        store.set_published_active("digits", active=False)
+        assert not store.published_pipeline(second.id).is_active
         with pytest.raises(NotFoundError, match="no published pipeline 'digit'"):
             store.published_pipeline("digit")
 
@@ -271,6 +276,12 @@ class PipelineContract:
         assert store.endpoint_versions(first.id) == versions == store.endpoint_versions()
         store.set_endpoint_active("daily", active=False)
         assert not any(one.is_active for one in store.endpoint_versions("daily"))
+        store.set_endpoint_active(first.id, active=True)
+        store.set_endpoint_default(first.id, 2)
+        versions = store.endpoint_versions("daily")
+        assert all(one.is_active for one in versions)
+        assert [one.is_default for one in versions] == [False, False, True]
+        assert store.add_endpoint_version("daily", "a").pipeline == one.id
         with pytest.raises(UsageError, match="no version 7; it has: 0, 1, 2"):
             store.set_endpoint_default("daily", 7)
         with pytest.raises(NotFoundError, match="no pipeline endpoint 'weekly'"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,14 @@ class SweepContract:
         assert store.jobs(JobFilter(states=[JobState.QUEUED])) == []
         assert store.start(job.id, attempt=0, allocation="a") is None
         assert store.find(job.id.rpartition("_")[2]).id == job.id
+
+    def test_sweep_is_never_submitted_before_the_job_in_front_of_it(self, store: Store) -> None:
+        """A client whose clock is slow submits it."""
+        before = submit(store)
+        clock = store._clock  # type: ignore[attr-defined]
+        clock.at -= timedelta(hours=1)
+        assert put(store).job.submitted_at == before.submitted_at
+        assert submit(store).submitted_at == before.submitted_at
 
     def test_a_sweep_starts_with_its_first_trial(self, store: Store) -> None:
         sweep = put(store)

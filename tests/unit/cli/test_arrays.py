@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from rayjobs.cli.following import Stages
+from rayjobs.cli.settings import Settings
+from rayjobs.cli.submit import tell
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Array, JobSpec
 from rayjobs.store.requests import JobFilter, NewJob
+from rayjobs.submit.submitting import Submitted
 from tests.unit.cli.conftest import Queue, Terminal
 
 
@@ -64,7 +67,7 @@ def test_ls_folds_an_array_into_one_line(queue: Queue, array: Job, terminal: Ter
 
 
 @pytest.mark.parametrize(
-    "chosen", [("-s", "{}"), ("--filter", "state={}"), ("--filter", "state!=Completed", "-s", "{}")]
+    "chosen", [("-s", "{}"), ("--filter", "State={}"), ("--filter", "state!=Completed", "-s", "{}")]
 )
 def test_an_array_is_listed_by_the_states_of_its_members(
     queue: Queue, array: Job, terminal: Terminal, chosen: tuple[str, ...]
@@ -195,6 +198,26 @@ def test_failed_lines_of_an_array(queue: Queue, array: Job, terminal: Terminal) 
     assert "[2] user: rank 0 exited with code 3" in done.err
     (listed,) = json.loads(terminal.type("logs", "--failed", "--json", array.id).out)
     assert (listed["array_index"], listed["failure"]["failure_class"]) == (2, "user")
+
+
+def test_failed_lines_of_an_array_include_a_member_that_never_started(
+    queue: Queue, array: Job, terminal: Terminal
+) -> None:
+    failure = Failure(FailureClass.USER, "its data is gone")
+    queue.workspace.store.request_fail(member(queue, array, 1).id, by="ada", failure=failure)
+    done = terminal.type("logs", "--failed", array.id)
+    assert "[1] user: its data is gone" in done.err
+
+
+def test_submit_of_a_known_array_that_has_ended_names_the_next_commands(
+    queue: Queue, array: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue.workspace.store.request_cancel(array.id, by="ada")
+    ended = queue.workspace.store.job(array.id)
+    tell(Settings(), Submitted(ended, created=False))
+    told = capsys.readouterr().err
+    assert "it has ended already (Canceled): " in told
+    assert f"rayjobs rerun {tail(array)}" in told and f"rayjobs show {tail(array)}" in told
 
 
 def test_logs_of_a_waiting_array_report_that_it_waits(array: Job, terminal: Terminal) -> None:

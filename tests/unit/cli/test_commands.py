@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -159,11 +160,26 @@ def test_ls_shows_sorts_and_filters_by_metrics_arguments_and_tags(
     assert names("state!=Running") == [bare.id, high.id]
     assert names("name~BAR") == [bare.id]
     assert names("name=tra*", "owner=ada") == [low.id]
-    assert names("ran>1h") == []
+    assert names("ran>1h") == names("ran~foo") == []
+    assert names("kind=pipeline") == names("kind=interactive") == []
     [row] = json.loads(terminal.type("ls", "--json", "-c", "accuracy", "--filter", "owner=ada").out)
     assert row["columns"] == {"accuracy": 0.5}
     limited = json.loads(terminal.type("ls", "--json", "--sort", "accuracy", "-n", "1").out)
     assert [one["id"] for one in limited] == [low.id]
+
+
+def test_cancel_works_for_a_user_without_a_name(
+    queue: Queue, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose uid is not in its passwd."""
+
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    job = queue.submit()
+    assert terminal.type("cancel", job.id).code == 0
+    assert "uid " in (queue.workspace.store.job(job.id).reason or "")
 
 
 def test_ls_refuses_invalid_columns_and_conditions(queue: Queue, terminal: Terminal) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rayjobs import snapshots
+from rayjobs.cli.compare import FILES_SHOWN
 from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.results.values import named_arguments
 from rayjobs.spec.model import JobSpec
@@ -96,6 +97,22 @@ def test_comparison_is_a_table_with_a_column_for_each_job(
     assert ["accuracy", "0.5", "0.75"] in lines
     assert ["Metrics"] in lines
     assert (done.code, done.err) == (0, "")
+
+
+def test_number_of_further_files_ends_the_section_of_the_code(
+    queue: Queue, tmp_path: Path, terminal: Terminal
+) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    first = submitted(queue, tmp_path)
+    for number in range(FILES_SHOWN + 3):
+        (tmp_path / f"f{number:03}.py").write_text("")
+    second = submitted(queue, tmp_path)
+    measured(queue, first, [0.5])
+    measured(queue, second, [0.75])
+    lines = [
+        line.strip() for line in terminal.type("compare", "train-1", "train-2").out.split("\n")
+    ]
+    assert lines.index("… 3 more files: --json") < lines.index("Metrics")
 
 
 def test_compare_reports_equal_jobs(queue: Queue, tmp_path: Path, terminal: Terminal) -> None:

@@ -207,6 +207,13 @@ def test_top_shows_gpu_users_and_waiting_jobs(queue: Queue, terminal: Terminal) 
     assert data["queue_length"] == 1
 
 
+def test_top_shows_jobs_without_a_position_last(queue: Queue, terminal: Terminal) -> None:
+    known, unknown = queue.submit("known"), queue.submit("unknown", priority=9)
+    with target(status(queue, known)):
+        data = json.loads(terminal.type("top", "--json").out)
+    assert [one["id"] for one in data["waiting"]] == [known.id, unknown.id]
+
+
 def test_top_for_a_stopped_target_shows_the_queue(queue: Queue, terminal: Terminal) -> None:
     job = queue.submit()
     done = terminal.type("top")

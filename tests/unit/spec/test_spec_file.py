@@ -244,6 +244,9 @@ def test_a_harmful_or_broken_yaml_is_refused_with_its_place(text: str, message: 
         ('{"a": ' + "9" * 5_000 + "}", "digits"),
         ("{", "line 1"),
         ("[]", "key: value"),
+        ("5", "key: value"),
+        ("null", "key: value"),
+        ("1.5", "key: value"),
     ],
     ids=lambda text: repr(text[:20]),
 )

@@ -208,6 +208,20 @@ def test_packages_are_added_to_those_of_an_image() -> None:
     assert in_image(Packages(python="/opt/conda/bin/python"))[0] == "/opt/conda/bin/python"
 
 
+@pytest.mark.parametrize("python", ["3.10.*", "", "three"])
+def test_invalid_version_of_python_is_left_for_the_check_of_the_spec(python: str) -> None:
+    requested = Packages(python=python, conda=("numpy",))
+    target = Target(
+        python=(3, 11, 7),
+        version_of=INSTALLED.get,
+        has_python=lambda _: False,
+        has_conda=True,
+    )
+    spec = JobSpec(script="a.py", environment=requested, container=Container(image="own:1"))
+    environment = substitute(spec, target).environment
+    assert isinstance(environment, Packages) and environment.python == python
+
+
 def test_the_version_of_an_images_python_is_compared_on_the_node_if_strict() -> None:
     requested = Packages(python="3.9", pip=("tqdm",))
     assert in_image(requested, strict=True) == (requested, [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import pytest
 from rayjobs.core.errors import SpecError, UsageError
 from rayjobs.jobs.records import Job
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewPipeline, NewStep
 from rayjobs.submit.rerun import rerun, with_argument
-from rayjobs.submit.submitting import submit
+from rayjobs.submit.submitting import resume, submit
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 
 
@@ -40,6 +41,26 @@ def first(workspace: OpenWorkspace, source: Path, **values: Any) -> Job:
         **values,
     )
     return submit(workspace, spec, source=source, experiment="digits", wake=False).job
+
+
+@pytest.mark.parametrize("command", [rerun, resume])
+def test_pipeline_run_is_refused_with_the_command_that_continues_it(
+    workspace: OpenWorkspace, command: Callable[..., object]
+) -> None:
+    base = JobSpec(name="digits", command="pipeline of 1 step")
+    step = NewStep(number=0, name="a", job="j-a", spec=JobSpec(script="a.py"), reuse_key="a")
+    new = NewPipeline(
+        steps=(step,),
+        name="digits",
+        base=base,
+        definition={},
+        parameters={},
+        experiment="e",
+        user="ada",
+    )
+    run = workspace.store.put_pipeline(new)[0].job
+    with pytest.raises(UsageError, match=f"is a pipeline run.*`rayjobs pipeline resume {run.id}`"):
+        command(workspace, run.id)
 
 
 def test_the_same_code_and_spec(workspace: OpenWorkspace, source: Path) -> None:
