@@ -284,7 +284,7 @@ def _store(settings: Settings) -> Path:
         raise UsageError(
             f"the store of {files.root} is in PostgreSQL ({address}): `rayjobs workspace check` "
             f"checks it, pg_dump and pg_restore copy it (with --schema), and a newer rayjobs "
-            f"prints the command that upgrades it"
+            f"upgrades it when it opens it"
         )
     if not files.store.exists():
         witness = Witness(files.store)

@@ -30,8 +30,9 @@ Examples:
   rayjobs env export 3f2a --as conda -o environment.yml
   rayjobs env prune --max-size 20GiB
 
-ENVIRONMENT is a file (requirements.txt, environment.yml, job.yaml), the name of a registered
-or curated environment (NAME or NAME:VERSION), a job, or the key of one that is built here.
+ENVIRONMENT is a file (requirements.txt, environment.yml, job.yaml) or the name of a registered
+or curated environment (NAME or NAME:VERSION). `show`, `lock`, `diff` and `export` also take the
+key of one that is built here; `lock`, `diff` and `export` also take a job.
 """
 _JOB_FILES = (".yaml", ".yml", ".json")
 _ARGUMENT = click.argument("environment", metavar="ENVIRONMENT")

@@ -12,7 +12,6 @@ from typing import TypeVar
 from rayjobs.cli.jobviews import short_id
 from rayjobs.cli.outlook import NOT_RESPONDING, outlooks, state_now
 from rayjobs.cli.screen import Screen
-from rayjobs.cli.settings import Settings
 from rayjobs.core.errors import StoreError
 from rayjobs.core.text import duration_text
 from rayjobs.injob.lazy_dataclass import dataclass
@@ -277,11 +276,11 @@ def await_end(
         time.sleep(LOOK_EVERY_S)
 
 
-def detached_text(settings: Settings, job: Job) -> str:
+def detached_text(job: Job) -> str:
     """Return the note after Ctrl-C: the job continues, and how to follow or end it."""
     short = short_id(job)
     return (
-        f"detached; {job.id} keeps running.\n"
+        f"detached; {job.id} continues.\n"
         f"  rayjobs logs -f {short}   follow it again\n"
         f"  rayjobs cancel {short}    cancel it"
     )

@@ -30,8 +30,8 @@ Examples:
 def login(settings: Settings, address: str, oidc: bool) -> None:
     """Use the workspace of a server from now on. Asks for the token, or reads it from stdin.
 
-    The token may also be in RAYJOBS_TOKEN. It is stored in a file that only you can read, with
-    the path in RAYJOBS_CA_FILE, which names the certificates of a private authority.
+    The token may also be in RAYJOBS_TOKEN. It is stored in a file that only you can read. If
+    RAYJOBS_CA_FILE names the certificates of a private authority, that path is stored with it.
     """
     from rayjobs.core.errors import UsageError
     from rayjobs.workspace import connection, logins, server_choice

@@ -77,7 +77,7 @@ def show_lines(settings: Settings, workspace: OpenWorkspace, jobs: list[Job], vi
             ended = _follow(settings, workspace, jobs, shown, wanted)
         except KeyboardInterrupt:
             screen.end()
-            screen.note("\n".join(detached_text(settings, job) for job in jobs))
+            screen.note("\n".join(detached_text(job) for job in jobs))
             return Exit.INTERRUPTED
         screen.end()
         for job in ended:

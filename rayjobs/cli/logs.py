@@ -186,7 +186,7 @@ def _print_bytes(settings: Settings, workspace: OpenWorkspace, job: Job, view: V
                 screen.note,
             )
         except KeyboardInterrupt:
-            screen.note(detached_text(settings, job))
+            screen.note(detached_text(job))
             return Exit.INTERRUPTED
         screen.note(closing_line(settings, ended))
         return Exit.DONE

@@ -108,7 +108,7 @@ class _Listing:
 @click.option(
     "--parent",
     metavar="JOB",
-    help="Only the children of a sweep or an array.",
+    help="Only the children of an array, a sweep, a pipeline run or a run.",
 )
 @click.option("--expand", is_flag=True, help="List members of arrays and trials of sweeps.")
 @click.option("--target", metavar="NAME", help="Only jobs for this target.")
@@ -283,8 +283,9 @@ def _select(store: Store, chosen: dict[str, Any]) -> tuple[list[JobLine], list[V
         parent = store.find(chosen["parent"])
         if parent.kind == "job" and not store.job_lines(JobFilter(parent=parent.id, limit=1)):
             raise UsageError(
-                f"{parent.id} has no children; --parent takes an array, a sweep, or a run with "
-                "child runs. `rayjobs ls -a` shows which jobs are arrays and sweeps."
+                f"{parent.id} has no children; --parent takes an array, a sweep, a pipeline "
+                "run, or a run with child runs. "
+                "`rayjobs ls -a` shows which jobs are arrays and sweeps."
             )
         which = replace(which, parent=parent.id, members=True, trials=True)
     if chosen["columns"] or chosen["sort"] or chosen["filters"]:

@@ -85,7 +85,10 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "login": ("login:login", "Use a served workspace from this machine."),
         "logout": ("login:logout", "Forget the server of `rayjobs login`."),
         "whoami": ("login:whoami", "Show the server, the user and the role."),
-        "workspace": ("workspace:workspace", "Create a workspace with its store in PostgreSQL."),
+        "workspace": (
+            "workspace:workspace",
+            "Create, show, check, back up and restore workspaces.",
+        ),
     },
     "Other": {
         "init": ("init:init", "Write the files of a new project."),

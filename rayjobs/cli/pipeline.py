@@ -680,7 +680,7 @@ def stay(
     except KeyboardInterrupt:
         short = short_id(found.job)
         settings.note(
-            f"detached; {pipeline_id} keeps running.\n"
+            f"detached; {pipeline_id} continues.\n"
             f"  rayjobs pipeline watch {short}    follow it again\n"
             f"  rayjobs pipeline cancel {short}   cancel it"
         )

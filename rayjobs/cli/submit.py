@@ -411,7 +411,7 @@ def stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
 
         ended, lines = where_it_is(workspace, follow, screen.note)
     except KeyboardInterrupt:
-        screen.note(detached_text(settings, job))
+        screen.note(detached_text(job))
         return Exit.INTERRUPTED
     except TargetError:
         screen.note(f"{job.id} stays queued; `rayjobs cancel {short_id(job)}` cancels it")

@@ -59,7 +59,7 @@ def stay(settings: Settings, workspace: OpenWorkspace, sweep_id: str, *, start_t
     except KeyboardInterrupt:
         short = short_id(found.job)
         settings.note(
-            f"detached; {sweep_id} keeps running.\n"
+            f"detached; {sweep_id} continues.\n"
             f"  rayjobs sweep watch {short}    follow it again\n"
             f"  rayjobs sweep cancel {short}   cancel it"
         )

@@ -28,8 +28,9 @@ class Amount(ParamType):
 
     name = "amount"
 
-    def __init__(self, convert: Callable[[str], float]) -> None:
+    def __init__(self, convert: Callable[[str], float], kind: str = "number") -> None:
         self._convert = convert
+        self._kind = kind
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Return the number, or the word."""
@@ -42,7 +43,7 @@ class Amount(ParamType):
         except (ValueError, UsageError):
             number = 0
         if not 0 < number < float("inf"):
-            self.fail(f"{value!r} is not a number above 0; give one, or none.", param, ctx)
+            self.fail(f"{value!r} is not a {self._kind} above 0; give one, or none.", param, ctx)
         return number
 
 
@@ -70,7 +71,7 @@ _OPTIONS = (
     ),
     click.option(
         "--aging",
-        type=Amount(_seconds),
+        type=Amount(_seconds, "duration"),
         metavar="DURATION|none",
         help="Waiting time worth one level of priority [1d].",
     ),

@@ -140,7 +140,7 @@ def link(settings: Settings, name: str, issuer: str, subject: str) -> None:
 @common_options
 @click.pass_obj
 def revoke(settings: Settings, name: str) -> None:
-    """Revoke all tokens of a user, or the one with this id; servers refuse it within a second."""
+    """Revoke all tokens of a user, or the one with this id; servers refuse them within a second."""
     from rayjobs.core.text import counted
     from rayjobs.workspace import server_choice, users
 

@@ -1,4 +1,4 @@
-"""`rayjobs workspace`: create, join, show, check and take over workspaces."""
+"""`rayjobs workspace`: create, add, show, check, take over, back up and restore workspaces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ workspace.
 
 @click.group(cls=CommandList, epilog=EPILOG)
 def workspace() -> None:
-    """Create and join workspaces that several machines use; show and check them."""
+    """Create, show, check, back up and restore workspaces."""
 
 
 @workspace.command(

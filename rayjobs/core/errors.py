@@ -199,7 +199,7 @@ class UnreadableSpecError(StoreError):
 
 
 class StoreVersionError(StoreError):
-    """The store was written by a newer (or too old) version."""
+    """The store was written by a rayjobs that is newer, or too old for an upgrade."""
 
 
 class TargetError(UnreachableError):

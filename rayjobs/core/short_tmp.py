@@ -14,7 +14,7 @@ from pathlib import Path
 from rayjobs.core.paths import AttemptPaths, runtime_dir
 
 SOCKET_PATH_BYTES = 107
-# `multiprocessing` appends `/pymp-xxxxxxxx/listener-xxxxxxxx`, which has 33 bytes.
+# `multiprocessing` appends `/pymp-xxxxxxxx/listener-xxxxxxxx`, 32 bytes; libraries may append more.
 SOCKET_NAME_BYTES = 48
 _KIND = "tmp-"
 

@@ -228,7 +228,7 @@ def unknown_variables(spec: JobSpec) -> Iterator[Problem]:
 # -- on the node -----------------------------------------------------------------------------------
 
 
-def datastore_of(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord, ...]:
+def datastore_of_path(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord, ...]:
     """Return the datastore of a path in a spec; empty for a dataset or a job's output.
 
     Raises:
@@ -239,7 +239,7 @@ def datastore_of(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord
     return (workspace.catalogue.datastore(source.partition("/")[0]),)
 
 
-def datastores_of(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord, ...]:
+def datastores_of_dataset(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord, ...]:
     """Return the datastores that a dataset's files are in, without contacting them.
 
     Raises:

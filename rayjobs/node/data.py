@@ -156,7 +156,7 @@ class NodeData:
         began_s = time.monotonic()
         protection = self._protection()
         try:
-            check_folders(pins.datastore_of(to.workspace, requested.source), to.reaches)
+            check_folders(pins.datastore_of_path(to.workspace, requested.source), to.reaches)
             source = pins.resolve(to.workspace, name, **requested.to_json())
             check_folders(source.records, to.reaches)
             held = materialise(

@@ -297,7 +297,7 @@ class Publisher:
         due = []
         self._watch("the list of its files", 0)
         for name, path in scan_files(self.on).files:
-            if self.refused or self._is_driver_log(path):
+            if self.refused or self._is_in_log_folder(path):
                 continue  # a growing log is read in place
             try:
                 info = path.stat()
@@ -408,7 +408,7 @@ class Publisher:
                 self._seen.pop(one.name, None)  # tried again
             raise
 
-    def _is_driver_log(self, path: Path) -> bool:
+    def _is_in_log_folder(self, path: Path) -> bool:
         return path.parent == self.root / "log"
 
     def _is_due(self, name: str, info: os.stat_result, now_s: float | None) -> bool:
@@ -465,7 +465,7 @@ class Publisher:
         if path == AttemptPaths(self.root).log_times:
             with log_times.to_store(AttemptPaths(self.root)) as whole:
                 return self._blobs.add_file(whole)
-        if not self._is_driver_log(path):
+        if not self._is_in_log_folder(path):
             return self._blobs.add_file(path)
         gap = first_gap(path)
         if gap is not None:
@@ -639,7 +639,7 @@ class MetricFollower:
 
 
 def deliver(store: Store, job_id: str, batch: Batch, *, attempt: int) -> None:
-    """Write a batch to the store. A repeated call only adds its notes again.
+    """Write a batch to the store. A repeated call adds only its events again.
 
     Raises:
         StoreError: the store cannot be written now; retry the same batch.

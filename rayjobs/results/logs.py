@@ -294,7 +294,7 @@ class Logs:
             yield from self._stored_part(name, rank, number)
 
     def _stored_part(self, name: str, rank: int, number: int, start: int = 0) -> Iterator[Part]:
-        """Yield the stored part of an attempt's log, from a byte on."""
+        """Yield an attempt's stored log, from byte `start` on."""
         earlier = (
             f"{EARLIER_LOGS}{number}/{name.partition('/')[2]}"  # once there is a later attempt
         )

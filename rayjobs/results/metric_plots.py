@@ -40,7 +40,7 @@ def plot_runs(runs: Sequence[tuple[str, Mapping[str, Series]]], path: Path, *, t
         runs: Each run's label and its series by name.
 
     Raises:
-        NotFoundError: the runs have no metric in common.
+        NotFoundError: no run has logged finite numbers.
         UsageError: as for `plot`.
     """
     names = dict.fromkeys(name for _, known in runs for name in known)
@@ -50,7 +50,7 @@ def plot_runs(runs: Sequence[tuple[str, Mapping[str, Series]]], path: Path, *, t
     ]
     drawable = [panel for panel in panels if panel]
     if not drawable:
-        raise NotFoundError("these runs have logged no numbers under a common name")
+        raise NotFoundError("these runs have logged no numbers that could be drawn")
     return _draw(drawable, path, title=title)
 
 

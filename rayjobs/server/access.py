@@ -64,8 +64,8 @@ class Guard:
         self._store = store
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, Token]] = {}
-        self._buckets: dict[str, Bucket] = {}
-        self._failures: dict[str, Bucket] = {}  # by the client's address
+        self._buckets: dict[str, RateLimit] = {}
+        self._failures: dict[str, RateLimit] = {}  # by the client's address
 
     def known(self, header: str, role: Role) -> Caller | None:
         """Return the caller without reading the store; None: call `admit`.
@@ -128,12 +128,12 @@ class Guard:
         return token
 
     def _bucket(
-        self, buckets: dict[str, Bucket], name: str, per_second: float, burst: float
-    ) -> Bucket:
+        self, buckets: dict[str, RateLimit], name: str, per_second: float, burst: float
+    ) -> RateLimit:
         with self._lock:
             if name not in buckets and len(buckets) > MOST_KNOWN:
                 buckets.clear()
-            return buckets.setdefault(name, Bucket(per_second, burst))
+            return buckets.setdefault(name, RateLimit(per_second, burst))
 
 
 def _text_of(header: str) -> str:
@@ -179,7 +179,7 @@ async def while_admitted(request: Request, records: AsyncIterator[bytes]) -> Asy
         yield record
 
 
-class Bucket:
+class RateLimit:
     """A rate limiter: a number of uses per second over time, and a burst. Thread-safe."""
 
     def __init__(self, per_second: float, burst: float) -> None:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from rayjobs.core.errors import StoreError, UnreachableError
 from rayjobs.core.store_address import without_address
-from rayjobs.server.access import Bucket, Refusal, error_answer
+from rayjobs.server.access import RateLimit, Refusal, error_answer
 from rayjobs.server.audit import Audit
 from rayjobs.server.bodies import body_of
 from rayjobs.server.lines import Lines
@@ -31,7 +31,7 @@ def routes(
     store: Store, provider: Provider, audit: Audit, lines: Lines
 ) -> list[tuple[str, str, Endpoint]]:
     """Return the routes."""
-    bucket = Bucket(PER_SECOND, BURST)
+    bucket = RateLimit(PER_SECOND, BURST)
 
     async def answered(call: Callable[[], Awaitable[Response]]) -> Response:
         try:

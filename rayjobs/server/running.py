@@ -166,7 +166,7 @@ def serve(
 def config_of(
     workspace: OpenWorkspace, listening: Listening, *, is_silent: bool = False, **kwargs: Any
 ) -> uvicorn.Config:
-    """Return the uvicorn configuration for a workspace; `more` are additional options."""
+    """Return the uvicorn configuration for a workspace; `kwargs` are further options."""
     import uvicorn
 
     from rayjobs.server.app import make_app

@@ -1,7 +1,7 @@
 """Keeps a timekeeper running for a workspace's schedules on the server's machine.
 
-The timekeeper is a separate process, which dies with its machine or container. The target may never
-restart it, because the target can be on another machine, or have nothing to do.
+The timekeeper is a separate process, which dies with its machine or container. The target
+cannot be relied on to restart it: it may be on another machine, or have nothing to do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def look(workspace: OpenWorkspace) -> None:
 
 
 async def keep(workspace: OpenWorkspace) -> None:
-    """Call `look` now and then each minute, until the task is canceled."""
+    """Call `look` at once, then every minute, until the task is canceled."""
     while True:
         try:
             await in_thread(look, workspace)

@@ -1,7 +1,7 @@
 """Reads and writes YAML and JSON texts of specs, safely and within limits.
 
-YAML is read as version 1.2 (``yes``, ``010`` and ``12:30`` are text), one event at a time, so
-that data beyond the limits is never built. Values under `arguments`, `environment`,
+YAML is read as version 1.2 (``yes`` and ``12:30`` are text, ``010`` is the number 10), one event
+at a time, so that data beyond the limits is never built. Values under `arguments`, `environment`,
 `environment_variables` and `tags` keep their original text, except for null.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rayjobs.core import ids
 from rayjobs.core.errors import NotFoundError, UsageError
@@ -87,13 +88,13 @@ class ArrayEnd:
 
 
 def note_placed(connection: sqlite3.Connection, job: sqlite3.Row, now: str) -> None:
-    """Note the first placement of the jobs below a job's parents, after that of the job."""
+    """Set the first placement of a job's parents (an array, a pipeline run), unless it is set."""
     if job["parent"] is not None:
         connection.execute(PLACED, {"parent": job["parent"], "now": now})
 
 
 def note_started(connection: sqlite3.Connection, job: sqlite3.Row, now: str) -> None:
-    """Note the first start of the jobs below a job's parents, after that of the job."""
+    """Set the first start of a job's parents (array, pipeline run, sweep), unless it is set."""
     if job["parent"] is not None:
         connection.execute(STARTED, {"parent": job["parent"], "now": now})
 
@@ -132,14 +133,7 @@ def _cause(failed: Sequence[sqlite3.Row], total: int) -> Failure:
     text = f"{len(failed)} of {total} members failed, [{index}] first"
     if first is None:
         return Failure(FailureClass.USER, text)
-    return Failure(
-        first.failure_class,
-        f"{text}: {first.message}",
-        rank=first.rank,
-        exit_code=first.exit_code,
-        signal=first.signal,
-        lines=first.lines,
-    )
+    return replace(first, message=f"{text}: {first.message}")
 
 
 class ArraysPart(Part):

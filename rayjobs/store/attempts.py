@@ -401,26 +401,9 @@ class AttemptsPart(RunEnds, PipelineEnds):
         end = end_of(connection, member)
         if end is None:
             return
-        array, state, reason = end.array, end.state, end.counts
-        cancellation = None
-        if state is JobState.CANCELED and array["cancel_requested_at"] is not None:
-            cancellation = self._cancellation(connection, array["id"], remarks=reason)
-            reason = cancellation.sentence
-        values = {
-            "job": array["id"],
-            "attempt": array["attempt"],
-            "now": now,
-            "reason": reason,
-            "cancellation": cancellation_text(cancellation),
-            "failure": failure_text(end.failure),
-        }
-        old = JobState(array["state"])
-        if state is JobState.COMPLETED and old is JobState.RUNNING:
-            connection.execute(transitions.MOVE_TO_FINALIZING, {**values, "reason": ""})
-            self._state_event(connection, array["id"], old, JobState.FINALIZING, now=now, attempt=0)
-            old = JobState.FINALIZING
-        connection.execute(transitions.ENDS[state], values)
-        self._state_event(connection, array["id"], old, state, now=now, attempt=0, reason=reason)
+        self._end_parent(
+            connection, end.array, end.state, reason=end.counts, failure=end.failure, now=now
+        )
 
     # -- reading -----------------------------------------------------------------------------
 

@@ -57,7 +57,8 @@ class Dropped:
     """What the store in use has and a backup lacks.
 
     Attributes:
-        records: Kind ("job", "sweep", "model version", …) → id and displayed name of each record.
+        records: Kind ("job", "sweep", "model version", …) → id and displayed
+            name of each record; for records that are not jobs, the displayed name twice.
         again: Jobs that the restored store returns to an earlier state.
         is_known: False if the store in use cannot be read.
     """

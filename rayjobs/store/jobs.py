@@ -77,7 +77,9 @@ LINE_COLUMNS = (
     "cancel_requested_at, tags, snapshot, failure, properties, array_index, placed_at, hold, "
     "cancellation"
 )
-UPDATED = "kind = 'job' AND parent = :job AND state NOT IN ('Completed', 'Failed', 'Canceled')"
+OF_UNFINISHED_MEMBERS = (
+    "kind = 'job' AND parent = :job AND state NOT IN ('Completed', 'Failed', 'Canceled')"
+)
 
 REVISIONS = "SELECT COUNT(*) FROM events WHERE job = :job AND kind = :kind"
 FIRST_REVISION = """
@@ -350,7 +352,7 @@ class JobsPart(Part):
             )
             if row["kind"] == ARRAY:
                 connection.execute(
-                    f"UPDATE jobs SET priority = :priority WHERE {UPDATED}",  # noqa: S608
+                    f"UPDATE jobs SET priority = :priority WHERE {OF_UNFINISHED_MEMBERS}",  # noqa: S608
                     {"priority": priority, "job": job_id},
                 )
         if changes.tags:
@@ -388,7 +390,7 @@ class JobsPart(Part):
         chosen = [row]
         if row["kind"] == ARRAY:
             chosen += connection.execute(
-                f"SELECT * FROM jobs WHERE {UPDATED}",  # noqa: S608
+                f"SELECT * FROM jobs WHERE {OF_UNFINISHED_MEMBERS}",  # noqa: S608
                 {"job": job_id},
             ).fetchall()
         for one in chosen:

@@ -55,7 +55,7 @@ def to_postgres(path: Path, url: str, *, workspace: str, switch: Switch) -> Move
 
     Args:
         path: The file.
-        url: See `rayjobs.store.postgres.parsed`.
+        url: See `rayjobs.store.postgres_address.parsed`.
         workspace: The workspace's id, which owns the new store.
         switch: Called once all rows are copied and equal.
 
@@ -107,7 +107,7 @@ def to_file(url: str, path: Path, *, switch: Switch) -> Moved:
     """Move a store from PostgreSQL into a file; its schema stays, but refuses its users.
 
     Args:
-        url: See `rayjobs.store.postgres.parsed`.
+        url: See `rayjobs.store.postgres_address.parsed`.
         path: The file, which must not exist.
         switch: Called once all rows are copied and equal.
 

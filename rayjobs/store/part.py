@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.clock import Clock, to_text
 from rayjobs.core.errors import NotFoundError
+from rayjobs.core.failures import Failure
 from rayjobs.jobs.cancellation import Cancellation
 from rayjobs.jobs.events import CancelRequested, StateChanged
 from rayjobs.jobs.states import JobState
-from rayjobs.store.rows import event_of, to_json
-from rayjobs.store.transitions import INSERT_EVENT
+from rayjobs.store.rows import cancellation_text, event_of, failure_text, to_json
+from rayjobs.store.transitions import ENDS, INSERT_EVENT, MOVE_TO_FINALIZING
 
 if TYPE_CHECKING:
     from rayjobs.store.database import StoreDatabase
@@ -100,6 +101,41 @@ class Part:
         found = connection.execute(CANCELED_BY, values).fetchone()
         request = None if found is None else CancelRequested.of(event_of(found))
         return Cancellation("" if request is None else request.by, remarks, requeue_reason)
+
+    def _end_parent(
+        self,
+        connection: sqlite3.Connection,
+        row: sqlite3.Row,
+        state: JobState,
+        *,
+        reason: str,
+        failure: Failure | None,
+        now: str,
+    ) -> None:
+        """End an array or a pipeline run whose jobs have all ended.
+
+        Args:
+            reason: How its jobs ended.
+        """
+        cancellation = None
+        if state is JobState.CANCELED and row["cancel_requested_at"] is not None:
+            cancellation = self._cancellation(connection, row["id"], remarks=reason)
+            reason = cancellation.sentence
+        values = {
+            "job": row["id"],
+            "attempt": row["attempt"],
+            "now": now,
+            "reason": reason,
+            "cancellation": cancellation_text(cancellation),
+            "failure": failure_text(failure),
+        }
+        old = JobState(row["state"])
+        if state is JobState.COMPLETED and old is JobState.RUNNING:
+            connection.execute(MOVE_TO_FINALIZING, {**values, "reason": ""})
+            self._state_event(connection, row["id"], old, JobState.FINALIZING, now=now, attempt=0)
+            old = JobState.FINALIZING
+        connection.execute(ENDS[state], values)
+        self._state_event(connection, row["id"], old, state, now=now, attempt=0, reason=reason)
 
     def _row(self, connection: sqlite3.Connection, job_id: str) -> sqlite3.Row:
         row: sqlite3.Row | None = connection.execute(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rayjobs.core import ids
@@ -23,7 +24,7 @@ from rayjobs.store import transitions
 from rayjobs.store.part import Part
 from rayjobs.store.references import refuse_removed
 from rayjobs.store.requests import NewPipeline, NewStep
-from rayjobs.store.rows import cancellation_text, failure_of, failure_text, job_of, to_json
+from rayjobs.store.rows import cancellation_text, failure_of, job_of, to_json
 
 KIND = "pipeline"
 
@@ -208,25 +209,7 @@ class PipelineEnds(Part):
         elif counts.get(JobState.CANCELED):
             state = JobState.CANCELED
         reason = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
-        cancellation = None
-        if state is JobState.CANCELED and row["cancel_requested_at"] is not None:
-            cancellation = self._cancellation(connection, pipeline_id, remarks=reason)
-            reason = cancellation.sentence
-        values = {
-            "job": pipeline_id,
-            "attempt": row["attempt"],
-            "now": now,
-            "reason": reason,
-            "cancellation": cancellation_text(cancellation),
-            "failure": failure_text(failure),
-        }
-        old = JobState(row["state"])
-        if state is JobState.COMPLETED and old is JobState.RUNNING:
-            connection.execute(transitions.MOVE_TO_FINALIZING, {**values, "reason": ""})
-            self._state_event(connection, pipeline_id, old, JobState.FINALIZING, now=now, attempt=0)
-            old = JobState.FINALIZING
-        connection.execute(transitions.ENDS[state], values)
-        self._state_event(connection, pipeline_id, old, state, now=now, attempt=0, reason=reason)
+        self._end_parent(connection, row, state, reason=reason, failure=failure, now=now)
 
 
 def _dependents(job_id: str, rows: dict[str, sqlite3.Row]) -> list[str]:
@@ -255,14 +238,7 @@ def _cause(failed: Sequence[sqlite3.Row], total: int) -> Failure:
     text = f"step {first['name']!r} failed: {message}{more}"
     if known is None:
         return Failure(FailureClass.USER, text)
-    return Failure(
-        known.failure_class,
-        text,
-        rank=known.rank,
-        exit_code=known.exit_code,
-        signal=known.signal,
-        lines=known.lines,
-    )
+    return replace(known, message=text)
 
 
 class PipelinesPart(PipelineEnds):

@@ -52,7 +52,6 @@ NUMBER_OF = "SELECT CAST(pg_current_xact_id() AS TEXT)"
 FLUSH = "SELECT pg_logical_emit_message(true, 'rayjobs', '')"
 COUNTED = f"UPDATE store_state SET changes = changes + 1; COMMIT; {FLUSH}"  # noqa: S608 - made of our own words
 MANY = 200  # statements that are sent together
-CHANNEL = "rayjobs"  # the channel of the notifications for all schemas of a database
 
 log = logging.getLogger(__name__)
 
@@ -385,6 +384,8 @@ class PostgresDatabase:
         Raises:
             StoreError: the server cannot be reached.
         """
+        from rayjobs.store.postgres_watch import CHANNEL
+
         with self._errors(), self._begun("BEGIN") as connection:
             connection.plain.execute(
                 "SELECT pg_notify(%s, %s)", (CHANNEL, f"{self._schema} {payload}")

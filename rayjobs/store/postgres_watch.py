@@ -13,7 +13,7 @@ from rayjobs.jobs.serving import BEAT_S
 
 log = logging.getLogger(__name__)
 
-CHANNEL = "rayjobs"
+CHANNEL = "rayjobs"  # of the notifications for all schemas of a database
 LONGEST_PAUSE_S = 5.0
 # Written without the writers' lock and without a new change token: only the claimant changes this
 # row, and no process has to reread the store for it.

@@ -78,7 +78,8 @@ class PruneView:
 
     Attributes:
         jobs: All jobs, in order of submission.
-        needed: Jobs that unfinished ones name (to resume from, to wait for, as a warm start).
+        needed: Jobs that unfinished ones name: to resume from, to wait for, as the source of an
+            input, or as a warm start.
         models: For each version, its run and the keys of its files.
         published: Digests of the code of published pipelines.
     """

@@ -24,7 +24,7 @@ class JobFilter:
     Attributes:
         states: The job is in one of these; None accepts every state.
         experiment: Its experiment.
-        parent: The id of its array or sweep.
+        parent: The id of its array, sweep or pipeline run, or of the run that submitted it.
         target: Its target.
         tag: Name and value of one of its tags.
         members: Include members of arrays. Without them, an unfinished array counts as being in

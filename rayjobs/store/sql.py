@@ -1,4 +1,4 @@
-"""The store in one SQLite file, composed of its parts."""
+"""The store in a SQLite file or in PostgreSQL, composed of its parts."""
 
 from __future__ import annotations
 
@@ -54,14 +54,15 @@ class SqlStore(
     EnvironmentsPart,
     PruningPart,
 ):
-    """A `Store` in a SQLite file, which is created or upgraded when it is opened.
+    """A `Store` in a SQLite file or a PostgreSQL schema, created or upgraded when it is opened.
 
     Safe for threads, processes and forks. Submits and final states are on the disk (fsync) when the
     call returns; other changes survive the death of any process.
 
     Args:
-        url_or_path: A path, ``sqlite:///path``, or ``:memory:`` for a store that this object
-            holds in memory.
+        url_or_path: A path, ``sqlite:///path``, ``postgresql://…`` (see
+            `postgres_address.parsed`), or ``:memory:`` for a store that this object holds in
+            memory.
         clock: The source of times.
         busy_timeout_s: How long to wait for another process's lock.
         create: If False, a PostgreSQL schema without a store is refused. Files are always created.
@@ -88,7 +89,7 @@ class SqlStore(
 
     @property
     def path(self) -> Path | None:
-        """The file; None in memory."""
+        """The file; None in memory and in PostgreSQL."""
         return self._database.path
 
     @property

@@ -38,7 +38,7 @@ def become_own(workspace: OpenWorkspace) -> list[str]:
     store = workspace.store
     unfinished = [state for state in JobState if state not in FINAL]
     ended: list[str] = []
-    # Commands put the time of the end after it, so the sentence ends with what happened then.
+    # Commands append the time of the end, so the last clause must be what happened at that time.
     reason = f"the job continues in {original}; this workspace, a copy of it, became independent"
     lines = store.job_lines(JobFilter(states=unfinished, members=False))
     own = _started_here(workspace, original, lines)

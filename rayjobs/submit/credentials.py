@@ -103,8 +103,8 @@ def _records(workspace: OpenWorkspace, source: str) -> Iterable[DatastoreRecord]
 
     try:
         if source.startswith((SAVED, pins.DATASET)):
-            return pins.datastores_of(workspace, source)
-        return pins.datastore_of(workspace, source)
+            return pins.datastores_of_dataset(workspace, source)
+        return pins.datastore_of_path(workspace, source)
     except DatastoreError:
         return ()
 

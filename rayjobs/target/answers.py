@@ -68,7 +68,7 @@ class ScalingJob(Message):
     """A job whose allocation waits for nodes of the cluster to start.
 
     Attributes:
-        reason: The same in words.
+        reason: Why it waits, in one sentence.
         up: How many of its nodes are up.
         nodes: How many it needs.
     """

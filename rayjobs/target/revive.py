@@ -1,8 +1,8 @@
 """Revives a target that has unfinished jobs and was not stopped on purpose. No Ray.
 
 Commands that deal with unfinished jobs call `look_after`. If the target has died, that starts a
-separate process which restarts the target, and does not wait for it. The process retries after
-failures with pauses that grow from 10 s to 10 min.
+separate process which restarts the target, and does not wait for it. If that fails, the next
+command that calls `look_after` tries again, after a pause that grows from 10 s to 10 min.
 """
 
 from __future__ import annotations

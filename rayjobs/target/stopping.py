@@ -1,6 +1,7 @@
 """Stops a local head with all its processes and files. No third-party package.
 
-The caller holds the keeper's lock: it is the keeper, or a client if no keeper is alive.
+To stop a local head, the caller holds the keeper's lock: it is the keeper, or a client if no keeper
+is alive. Some functions also serve attached clusters, which have no keeper.
 """
 
 from __future__ import annotations

@@ -199,8 +199,8 @@ def cancel(
                 listed = ", ".join(job.id for _path, job in left[:LISTED])
                 raise TargetError(
                     f"{counted(len(left), 'job')} did not end after the cancel: {listed}. "
-                    f"`rayjobs why` says why; `rayjobs target stop {name} --force` stops the "
-                    f"target anyway."
+                    f"`rayjobs why` says why; `rayjobs target {command} {name} --force` does "
+                    f"it anyway."
                 )
             time.sleep(POLL_S)
         canceled = _canceled(stores, jobs)

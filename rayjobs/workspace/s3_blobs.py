@@ -68,8 +68,8 @@ MOST_KEY_BYTES = 1024  # limit of S3, including the prefix
 COPIED_AT_ONCE = 1 << 30  # bytes; S3 can copy up to 5 GiB per request, but slowly
 PARTS_AT_ONCE = 4
 FILES_AT_ONCE = 8
-# Relying on a blob updates its time only if that time is older than this. A prune therefore spares
-# blobs that are younger than its own limit plus this.
+# Relying on a blob that was stored longer ago than this records the use in a touch; a younger blob
+# needs none. A prune therefore spares blobs that are younger than its own limit plus this.
 TOUCH_S = 3600.0
 # A prune removes the keys of one list within `PRUNING_S`. A client waits until the list is gone or
 # older than `LIST_S`, when no removal can still be in flight.

@@ -257,7 +257,7 @@ def texts_of(root: Path, saved: str) -> list[str]:
         for source in ("dataset:dat:1", saved):
             one = pins.resolve(workspace, "dat", source=source, mode="download")
             (record,) = one.records
-            assert pins.datastores_of(workspace, source) == (record,)
+            assert pins.datastores_of_dataset(workspace, source) == (record,)
             found.append(Path(record.settings["root"], "dat", "a.txt").read_text())
         assert workspace.catalogue.datastore("workspaceblobstore") == record
         assert registered_dataset(workspace, "dat").records == {record.name: record}

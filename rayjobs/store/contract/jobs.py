@@ -159,8 +159,8 @@ class ArrayStore(Protocol):
     def member_counts(self, parents: Iterable[str]) -> dict[str, Mapping[JobState, int]]:
         """Return how many children of each parent are in each state.
 
-        A trial that has ended counts with its sweep's verdict, not its job's state. Parents without
-        children are left out.
+        A trial that has ended counts with its sweep's verdict, not its job's state. A parent
+        without children has an empty mapping.
         """
 
     def judged_trials(self, sweep_id: str) -> Mapping[str, tuple[JobState, str]]:

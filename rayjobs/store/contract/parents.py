@@ -146,7 +146,9 @@ class PipelineStore(Protocol):
         """Return published pipelines, newest first; unless `active`, including disabled ones."""
 
     def published_pipeline(self, text: str) -> PublishedRecord:
-        """Return the published pipeline with this id, or the newest active one of this name.
+        """Return the published pipeline with this id, a start of it (8 characters or more) or name.
+
+        Of several with a name, it is the newest active one, else the newest.
 
         Raises:
             NotFoundError: there is none.

@@ -59,7 +59,7 @@ class PruneStore(Protocol):
     def prune_files(self, jobs: Sequence[str], *, how: str = "") -> frozenset[str]:
         """Remove the files of finished jobs from the store; return those jobs.
 
-        Keeps jobs that an unfinished job resumes from or waits for.
+        Keeps jobs that an unfinished job names; see `PruneView.needed`.
 
         Args:
             how: Who removes them with which command, for the jobs' histories.

@@ -153,7 +153,7 @@ def test_common_metrics_are_drawn(
     other = queue.submit("other")
     bare = terminal.type("compare", "other", "train-1", "--plot", str(picture))
     assert (bare.code, other.id in bare.err) == (3, False)
-    assert "no numbers under a common name" in bare.err
+    assert "no numbers that could be drawn" in bare.err
 
 
 @pytest.mark.parametrize(
