@@ -21,7 +21,7 @@ A driver script or notebook that was written for the Azure ML SDK v1 runs unchan
 
 ```sh
 rayjobs azureml check driver.py                  # what it uses, line by line; nothing is run
-rayjobs azureml run driver.py --epochs 3         # `import azureml` is answered by rayjobs
+rayjobs azureml run driver.py --epochs 3         # `import azureml` loads rayjobs' own modules
 rayjobs azureml run --allow-cpu notebook.ipynb   # a notebook, cell by cell
 ```
 

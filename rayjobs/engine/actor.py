@@ -317,7 +317,10 @@ async def _store_late(engine: Engine, request: TargetRequest) -> TargetAnswer:
 
 
 def _evict(supervisor: AttemptSupervisor, notice_s: float | None) -> TargetAnswer:
-    """Evict the attempt as a spot node would; without notice, kill it immediately."""
+    """Preempt the attempt, as when its spot node is evicted; without notice, kill it immediately.
+
+    It counts as a preemption.
+    """
     if supervisor.end_request.is_made:
         return _no(f"job {supervisor.record.job.id} is already ending")
     grace_s = notice_s or 0.0

@@ -68,7 +68,7 @@ class Served:
     threads: ThreadPoolExecutor | None = field(default=None, compare=False)
 
     def key(self, job_id: str) -> str:
-        """Return a name for a job that is unique over all workspaces of the target."""
+        """Return the key of a job, which is unique over all workspaces of the target."""
         return f"{self.path}::{job_id}"
 
     async def ask(self, function: Callable[..., Result], *arguments: Any, **kwargs: Any) -> Result:
@@ -554,8 +554,9 @@ class Board:
 
 def _copied(original: str) -> str:
     return (
-        f"it is a copy of the workspace {original}, where its unfinished jobs run. The next job "
-        f"that you submit here makes it a separate workspace, and ends their records here"
+        f"it is a copy of the workspace {original}, and its unfinished jobs run there. The next "
+        "job that you submit here makes the copy a separate workspace; these jobs are then "
+        "recorded as canceled here"
     )
 
 

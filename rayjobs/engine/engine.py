@@ -61,7 +61,8 @@ class TargetMachines:
     Attributes:
         cluster: Creates placement groups there, and starts agents.
         is_shared: All nodes are on this machine, and share it with other programs.
-        lease_s: Seconds without contact after which a machine's attempts end; None if all nodes are
+        lease_s: Length of a host's lease in seconds: the host ends its ranks after two thirds of it
+            without a renewal; the target assumes their end after all of it. None if all nodes are
             on this machine, whose processes can always be checked.
         pending_nodes: Which nodes the cluster can add; None: none.
     """

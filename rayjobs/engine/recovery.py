@@ -184,7 +184,7 @@ class Recovery:
     async def _nodes_of_row(
         self, served: Served, row: Allocation
     ) -> tuple[bool, list[NodeOfAttempt]]:
-        """Return the nodes of a row's attempt, and whether all are known to have ended."""
+        """Return whether a row's attempt is known to have ended on all its nodes, and the nodes."""
         if row.job is None:
             return True, []
         job = await served.ask(served.store.job, row.job)

@@ -1,6 +1,6 @@
-"""Keeps a driver running for every unfinished parent of other jobs, such as a sweep.
+"""Keeps a driver running for every unfinished sweep.
 
-The parent's record names its driver as ``module:function``: this package is below the one that
+The sweep's record names its driver as ``module:function``: this package is below the one that
 defines sweeps, and must not import it (docs/decisions/0010-sweep-drivers.md).
 """
 

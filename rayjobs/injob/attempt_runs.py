@@ -19,7 +19,7 @@ from rayjobs.injob.logging_run import LoggingRun, RunNotSupportedError
 from rayjobs.injob.metrics_file import METRIC_KINDS, combine
 from rayjobs.injob.run_calls import Request, RunDetails, RunRecord, Value
 from rayjobs.injob.secrets import secret_of
-from rayjobs.injob.uploads import UploadArea, clean_name
+from rayjobs.injob.uploads import UploadArea, clean_name, paired
 
 MOST_CHILDREN = 100  # children per call. Source: azureml-core 1.61, `Run.create_children`
 ARTIFACT_STORE = "workspaceartifactstore"  # Azure ML's name for the storage of run files
@@ -76,7 +76,7 @@ class AttemptRun(LoggingRun):
         return None if parent is None else self._run_of(self._ask(run_calls.Details(parent)))
 
     def _run_of(self, facts: RunRecord) -> "AttemptRun":
-        return ChildRun(self._channel(), facts.id, self.experiment, facts.type)
+        return OtherRun(self._channel(), facts.id, self.experiment, facts.type)
 
     def get_details(self) -> Dict[str, Any]:
         """Return all details of the run, under Azure ML's keys."""
@@ -168,7 +168,7 @@ class AttemptRun(LoggingRun):
         )
         return [self._run_of(facts) for facts in self._ask(call)]
 
-    def child_run(self, name: Any = None, run_id: Any = None, outputs: Any = None) -> "ChildRun":
+    def child_run(self, name: Any = None, run_id: Any = None, outputs: Any = None) -> "OtherRun":
         """Start a child run that this script logs to.
 
         It ends with `complete`, `fail` or its ``with`` block, and at the latest with this attempt.
@@ -190,7 +190,7 @@ class AttemptRun(LoggingRun):
         count: Optional[int] = None,
         tag_key: Optional[str] = None,
         tag_values: Optional[Iterable[Any]] = None,
-    ) -> "List[ChildRun]":
+    ) -> "List[OtherRun]":
         """Start several child runs: `count`, or one for each of `tag_values`.
 
         Raises:
@@ -203,14 +203,14 @@ class AttemptRun(LoggingRun):
 
     def _start_child(
         self, name: Any = None, run_id: Any = None, tags: Optional[Mapping[str, str]] = None
-    ) -> "ChildRun":
+    ) -> "OtherRun":
         # The id is chosen here, so that a repeated call does not start another run.
         made = "%s_%d_%s" % (self.id.rsplit("_", 2)[0], time.time(), uuid.uuid4().hex[:8])
         call = run_calls.Start(
             str(run_id or made), self.id, "" if name is None else str(name), dict(tags or {})
         )
         facts = self._ask(call)
-        return ChildRun(self._channel(), facts.id, self.experiment, facts.type)
+        return OtherRun(self._channel(), facts.id, self.experiment, facts.type)
 
     def submit_child(self, config: Any, tags: Any = None, **kwargs: Any) -> Any:
         """Submit a child job; needs rayjobs in the job's Python.
@@ -356,8 +356,11 @@ class AttemptRun(LoggingRun):
         )
 
 
-class ChildRun(AttemptRun):
-    """A child of the job's own run; values that are logged to it are stored immediately."""
+class OtherRun(AttemptRun):
+    """A run other than the job's own, reached by its id: a child or the parent.
+
+    Values that are logged to it are stored immediately.
+    """
 
     outputs: Optional[str] = None  # its files are stored on completion
 
@@ -448,13 +451,9 @@ class ChildRun(AttemptRun):
     ) -> List[str]:
         """Store several files with the run: all of them, or none."""
         refuse_datastore(datastore_name)
-        stored, given = [clean_name(name) for name in names], [os.fspath(path) for path in paths]
-        if len(stored) != len(given):
-            raise WrongValueError(
-                "%d names for %d paths; give one name per path" % (len(stored), len(given))
-            )
-        files = []
-        for path in given:
+        pairs = [(clean_name(name), os.fspath(path)) for name, path in paired(names, paths)]
+        stored, files = [name for name, _ in pairs], []
+        for _, path in pairs:
             files.append(self._channel().new_file())
             shutil.copyfile(path, files[-1])
         names_here = tuple(os.path.basename(path) for path in files)

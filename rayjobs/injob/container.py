@@ -46,7 +46,10 @@ class ContainerError(OSError):
 
 
 class VolumeError(ContainerError):
-    """No attempt can mount a volume that the job requested in its container."""
+    """A volume that the job requested cannot be mounted in its container.
+
+    No other attempt could mount it either.
+    """
 
 
 def volume_problem(bind: Bind, error: OSError) -> str:

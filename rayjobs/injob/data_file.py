@@ -86,7 +86,7 @@ class AttemptOutput(Message):
 
 @dataclass(frozen=True)
 class HeldInput(Message):
-    """What an input holds on the node: the `Materialised` of `rayjobs.datastore`.
+    """What the attempt holds on the node for an input: the `Materialised` of `rayjobs.datastore`.
 
     Attributes:
         how: linked, mounted, downloaded, copied or direct.
@@ -127,7 +127,7 @@ class DataFile(Message):
     Attributes:
         inputs: By name.
         outputs: By name.
-        held: What each input holds, so that any agent can release it.
+        held: What the attempt holds for each input, so that any agent can release it.
         stored: Names of the stored outputs.
         refused: By output name, a sentence about why it is never stored.
     """

@@ -14,8 +14,8 @@ from rayjobs.injob.data_file import AttemptInput, DataFile
 class InputDatasets(Mapping[str, Any]):
     """Inputs by name: a path if it was mounted or downloaded, else the dataset object.
 
-    A dataset is opened on access. This needs the package `datastore` in the job's environment, and
-    for tables also pyarrow.
+    A dataset is opened on access. This needs Python 3.11 or later, and the packages that
+    `rayjobs.datastore` imports, in the job's environment.
 
     Source: Azure ML v1, `Run.input_datasets`.
     """

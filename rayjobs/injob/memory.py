@@ -145,7 +145,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """The memory of a process with shared pages divided among their users (PSS)."""
+    """The memory of a process with shared pages divided among their users (PSS); 0: unknown."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
             for line in file:

@@ -151,7 +151,7 @@ class Appender:
             return
         self._warned = True
         text = (
-            "rayjobs: a metric could not be written (%s); the script continues; further "
+            "rayjobs: a record could not be written (%s); the script continues; further "
             "losses are only counted\n" % (exc.strerror or exc)
         )
         try:

@@ -62,7 +62,10 @@ def _wrong(message: str) -> TrackingError:
 
 
 class Sink:
-    """Stores runs. Every method returns only once its change is durable."""
+    """Stores runs.
+
+    Every method returns only once its change is written: killing the process does not lose it.
+    """
 
     def experiment_id(self, name: str, *, create: bool) -> Optional[str]:
         """Return the id of an experiment; None if it does not exist and `create` is off."""

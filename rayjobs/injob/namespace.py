@@ -1,7 +1,7 @@
 """An attempt's PID namespace: its processes see only each other, and end with its init.
 
 As a program, `python namespace.py`, it probes this machine and prints one JSON line:
-`{"works": true}` or `{"works": false, "why": "..."}`.
+`{"works": true, "why": ""}` or `{"works": false, "why": "..."}`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from rayjobs.injob.log_values import number_of
 from rayjobs.injob.logging_run import LoggingRun
 from rayjobs.injob.metrics_file import METRIC_KINDS, stored_value
 from rayjobs.injob.submitted import paths_by_name
-from rayjobs.injob.uploads import UploadArea, clean_name
+from rayjobs.injob.uploads import UploadArea, clean_name, paired
 
 
 class OfflineRun(LoggingRun):
@@ -67,12 +67,7 @@ class OfflineRun(LoggingRun):
 
     def upload_files(self, names: Iterable[str], paths: Iterable[str], **kwargs: Any) -> List[str]:
         """Record several files, see `upload_file`."""
-        name_list, path_list = list(names), list(paths)
-        if len(name_list) != len(path_list):
-            raise ValueError(
-                "%d names for %d paths; give one name per path" % (len(name_list), len(path_list))
-            )
-        return [self.upload_file(name, path) for name, path in zip(name_list, path_list)]
+        return [self.upload_file(name, path) for name, path in paired(names, paths)]
 
     def upload_folder(self, name: str, path: str, **kwargs: Any) -> List[str]:
         """Record all files below a folder."""

@@ -29,7 +29,7 @@ def raise_limit() -> None:
 
 
 def original() -> Optional[int]:
-    """Return the soft limit before it was raised; None if it was not."""
+    """Return the soft limit from before `raise_limit`; None if that was not called."""
     text = os.environ.get(SOFT_VARIABLE, "")
     return int(text) if text.lstrip("-").isdigit() else None
 

@@ -34,7 +34,7 @@ class Ledger:
         batches: All mini-batches, in order.
         settings: The run's settings.
         folder: Where the journal is written.
-        say: Called with a message and its level.
+        say: Called with a level and a message.
         clock: Monotonic seconds.
     """
 

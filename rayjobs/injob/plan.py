@@ -191,7 +191,8 @@ class LaunchPlan(Message):
         injob_path: The folder from which ranks import `rayjobs`.
         master_port: The rendezvous port, reserved by the first node's host.
         address: Address of this node for the others, if ranks communicate.
-        lease_s: Seconds without a renewal after which the host ends its ranks; None: no lease.
+        lease_s: Length of a host's lease in seconds: the host ends its ranks after two thirds of it
+            without a renewal; the target assumes their end after all of it. None: no lease.
         lease_since_s: Start of the lease, on the node's boot clock; None: the host's start.
         raylet: Ray's process on the node, if there is a lease: once it ends, so do the ranks.
         stall_timeout_s: Seconds without any sign of life from a rank after which the attempt ends.

@@ -25,7 +25,7 @@ from rayjobs.injob.metrics_file import (
     stored_value,
 )
 from rayjobs.injob.run_token import has_token
-from rayjobs.injob.uploads import UploadArea, clean_name
+from rayjobs.injob.uploads import UploadArea, clean_name, paired
 
 
 class SubmittedRun(AttemptRun):
@@ -163,12 +163,7 @@ class SubmittedRun(AttemptRun):
     ) -> List[str]:
         """Store several files, see `upload_file`; all copies exist when this returns."""
         refuse_datastore(datastore_name)
-        name_list, path_list = list(names), list(paths)
-        if len(name_list) != len(path_list):
-            raise ValueError(
-                "%d names for %d paths; give one name per path" % (len(name_list), len(path_list))
-            )
-        return [self.upload_file(name, path) for name, path in zip(name_list, path_list)]
+        return [self.upload_file(name, path) for name, path in paired(names, paths)]
 
     def upload_folder(
         self, name: str, path: str, datastore_name: Optional[str] = None

@@ -36,7 +36,8 @@ class Tree:
 
     The host, a child subreaper, is always an ancestor of all of them. The proof of the end is
     always the same: no member of the cgroup, no descendant of the host, no process with the marker.
-    Only the namespace still contains processes that wiped their environment after the host died.
+    Once the host is dead, only a cgroup or a namespace still contains a process that has cleared
+    its environment.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Iterable, Iterator, List, Optional, Tuple
 
 from rayjobs.injob.azureml.exceptions import WrongTypeError, WrongValueError
 from rayjobs.injob.files import replacing
@@ -31,6 +31,20 @@ def clean_name(name: Any) -> str:
     if any(part.startswith(PART) for part in parts):
         raise WrongValueError("%r: names that begin with %r are reserved" % (name, PART))
     return "/".join(parts)
+
+
+def paired(names: Iterable[Any], paths: Iterable[Any]) -> List[Tuple[Any, Any]]:
+    """Return each name with its path.
+
+    Raises:
+        ValueError: there are not as many names as paths.
+    """
+    name_list, path_list = list(names), list(paths)
+    if len(name_list) != len(path_list):
+        raise WrongValueError(
+            "%d names for %d paths; give one name per path" % (len(name_list), len(path_list))
+        )
+    return list(zip(name_list, path_list))
 
 
 class UploadArea:

@@ -28,6 +28,6 @@ class Cancellation:
         """Return the sentence with a time, e.g. ``canceled by ada 3m ago; 4 Canceled``."""
         words = ["canceled", f"by {self.by}" if self.by else "", time]
         if self.requeue_reason:
-            words.append(f"instead of queued again ({self.requeue_reason})")
+            words.append(f"instead of being queued again ({self.requeue_reason})")
         text = " ".join(filter(None, words))
         return f"{text}; {self.remarks}" if self.remarks else text

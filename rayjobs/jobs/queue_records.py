@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from rayjobs.core.text import counted, duration_text
 from rayjobs.injob.lazy_dataclass import dataclass
@@ -109,7 +110,7 @@ class Usage:
     target: str
     since: datetime
     until: datetime | None
-    shape: Mapping[str, float]
+    shape: Mapping[str, Any]
     serial: int = 0
     attempt: int = 0
 

@@ -151,15 +151,16 @@ class Allocation:
 
     Attributes:
         name: ``rj-<target>-<random>``; recorded before the group is created.
-        shape: ``{"nodes": n, "cpus": per node, "gpus": per node, "memory": bytes per node}``;
-            equal shapes may be reused.
+        shape: ``{"nodes": n, "cpus": per bundle, "gpus": per bundle, "memory": bytes per bundle,
+            "spread": 1.0}``: each bundle needs its own node (0.0: no). ``"node_types"`` lists the
+            types of nodes that it may use; without it, it may use any. Equal shapes may be reused.
         nodes: Ray node ids, one per bundle, once known.
         gpus: GPU ids per bundle, once known.
     """
 
     name: str
     target: str
-    shape: Mapping[str, float]
+    shape: Mapping[str, Any]
     state: AllocationState
     job: str | None = None
     attempt: int | None = None

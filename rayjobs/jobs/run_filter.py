@@ -32,8 +32,9 @@ class RunFilter:
     """Conditions, all of which a run must meet.
 
     Attributes:
-        type: ``job``, ``sweep`` or ``interactive``, or Azure ML's name for it
-            (``azureml.scriptrun``, ``hyperdrive``), or ``azureml.StepRun`` for steps.
+        type: A kind of job (``job``, ``sweep``, ``array``, ``pipeline``, ``interactive``), or Azure
+            ML's name for it (``azureml.scriptrun``, ``hyperdrive``), or ``azureml.StepRun`` for
+            steps.
         tags: Tags that the run must have; a value of None accepts any value.
         properties: The same for properties.
         status: The run's state.

@@ -63,7 +63,16 @@ class Cleaning:
         removed = 0
         for one in self._found():
             root = Path(one.root)
-            if one.root not in roots or not self._is_empty(root):
+            if one.root not in roots:
+                continue
+            try:
+                plan = LaunchPlan.read(one.root)
+                if not _is_empty(plan):
+                    continue
+                if plan is not None:
+                    Path(plan.socket).unlink(missing_ok=True)
+            except (OSError, ValueError) as error:
+                log.info("%s stays: %s", root, error)
                 continue
             self._release(root)
             if not self._scratch.remove(root):
@@ -71,20 +80,10 @@ class Cleaning:
                 remove_if_empty(root.parent)
         return removed
 
-    @staticmethod
-    def _is_empty(root: Path) -> bool:
-        """Whether no process of an attempt is left; if so, also remove its host's socket."""
-        try:
-            plan = LaunchPlan.read(str(root))
-            if plan is None:
-                return True  # it was never launched
-            if find_leftovers(plan.marker):
-                return False
-            Path(plan.socket).unlink(missing_ok=True)
-        except (OSError, ValueError) as error:
-            log.info("%s stays: %s", root, error)
-            return False
-        return True
+
+def _is_empty(plan: LaunchPlan | None) -> bool:
+    """Whether no process of an attempt is left; without a plan, it was never launched."""
+    return plan is None or not find_leftovers(plan.marker)
 
 
 def remove_dead_sockets(folder: Path, kinds: tuple[str, ...] = ("host", "mpi")) -> list[Path]:

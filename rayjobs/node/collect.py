@@ -302,7 +302,7 @@ class Collecting:
                 if job.cancel_requested_at is not None:
                     raise _CanceledError("the job was canceled")
                 looked_s = time.monotonic()
-            # Each part separately, to detect a file system that does not answer within a minute.
+            # Each part separately, to notice within `STILL_S` that a file system does not answer.
             watch(f"the input file {path}", size_bytes)
 
         note = partial(self._workspaces.note, on)

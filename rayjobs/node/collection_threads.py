@@ -87,14 +87,14 @@ class Progress:
 
 
 class CollectionThreads:
-    """The running collections of one node, by the attempts' markers. For one event loop."""
+    """The running collections of one node, by attempt and workspace. For one event loop."""
 
     def __init__(self) -> None:
         """Start without collections."""
         self._running: dict[str, tuple[asyncio.Future[Collected], Progress]] = {}
 
     async def collect(
-        self, marker: str, work: Callable[[], Collected], progress: Progress
+        self, key: str, work: Callable[[], Collected], progress: Progress
     ) -> Collected:
         """Return the result of `work`; wait for one that already runs for the attempt.
 
@@ -102,31 +102,31 @@ class CollectionThreads:
         fetches the work's own result within `KEPT_S`, it is dropped, and the next call runs `work`
         again.
         """
-        running = self._running.get(marker)
+        running = self._running.get(key)
         if running is None:
             progress.watch("its beginning", 0)
             running = asyncio.ensure_future(on_own_thread(work)), progress
-            self._running[marker] = running
-            running[0].add_done_callback(partial(self._drop_later, marker))
+            self._running[key] = running
+            running[0].add_done_callback(partial(self._drop_later, key))
         doing, progress = running
         while not doing.done():
             wait_s = progress.still_in_s()
             if wait_s <= 0:
                 return Collected(stuck=progress.stuck())
             await asyncio.wait({doing}, timeout=wait_s)
-        self._drop(marker, doing)
+        self._drop(key, doing)
         return doing.result()
 
-    def _drop(self, marker: str, done: asyncio.Future[Collected]) -> bool:
+    def _drop(self, key: str, done: asyncio.Future[Collected]) -> bool:
         """Forget a collection that has ended; a newer one of the same attempt stays."""
-        if (running := self._running.get(marker)) is None or running[0] is not done:
+        if (running := self._running.get(key)) is None or running[0] is not done:
             return False
-        del self._running[marker]
+        del self._running[key]
         return True
 
-    def _drop_later(self, marker: str, done: asyncio.Future[Collected]) -> None:
+    def _drop_later(self, key: str, done: asyncio.Future[Collected]) -> None:
         def drop() -> None:
-            if self._drop(marker, done) and not done.cancelled() and (why := done.exception()):
+            if self._drop(key, done) and not done.cancelled() and (why := done.exception()):
                 log.warning("a collection that was given up failed: %s", why)
 
         done.get_loop().call_later(KEPT_S, drop)

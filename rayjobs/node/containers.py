@@ -321,7 +321,7 @@ class NodeContainers:
         problem = (
             openmpi.version_problem(program or "mpirun", version)
             if version
-            else "its PATH has no mpirun and orted"
+            else "its PATH lacks mpirun or orted, or `mpirun --version` prints nothing"
         )
         if problem:
             raise PrepareError(

@@ -86,7 +86,7 @@ class Look:
 
     @property
     def may_pass(self) -> bool:
-        """Whether no known process remains."""
+        """Whether no visible process remains that holds the GPUs."""
         return not any(one.is_here for one in self.others)
 
 
@@ -125,9 +125,9 @@ async def wait_until_free(
         )
     for gpu, mib in look.unseen_mib.items():
         report(
-            f"GPU {gpu}: {size_text(mib * MIB)} are used by no visible process (a program "
-            "in another container, "
-            f"or one that did not free them). The job may find too little memory"
+            f"GPU {gpu}: {size_text(mib * MIB)} are in use, but not by a process visible here: a "
+            "program in another container uses them, or one that has ended did not free them. The "
+            "job may find too little memory"
         )
 
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def read_secrets(references: Mapping[str, SecretSource]) -> dict[str, str]:
-    """Return secrets by name from the node's own variables and files.
+    """Return secrets by name, from the target's variables and the node's files.
 
     Raises:
         PrepareError: class ``environment``: one is missing.

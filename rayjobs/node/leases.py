@@ -16,7 +16,7 @@ from rayjobs.injob.lease import Lease
 from rayjobs.injob.plan import LaunchPlan
 
 
-class Launching:
+class StartingLeases:
     """The leases of a node's starting hosts, by the attempts' markers."""
 
     def __init__(self) -> None:

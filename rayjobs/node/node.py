@@ -39,7 +39,7 @@ from rayjobs.node.environments import NodeEnvironments
 from rayjobs.node.facts import NodeFacts
 from rayjobs.node.hosts import host_on, read_secrets
 from rayjobs.node.input_views import InputViews
-from rayjobs.node.leases import Launching, require
+from rayjobs.node.leases import StartingLeases, require
 from rayjobs.node.prepare import Preparing
 from rayjobs.node.remote_workspace import ask_target, open_remote
 from rayjobs.node.run_calls import token_of
@@ -105,7 +105,7 @@ class Node:
         self._secrets = NodeSecrets(target, home, partial(ask_target, target, "secrets"))
         self.ends = Ends(self.paths.root / "attempts", scratch, self._data)
         self.cleaning = Cleaning(self.paths.root / "attempts", scratch, self._data.release)
-        self.launching = Launching()
+        self.launching = StartingLeases()
         self._stopped = StoppedHosts(workspaces.note)
 
     def warm_up(self) -> None:

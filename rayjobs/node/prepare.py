@@ -58,7 +58,10 @@ class Preparing:
         self._kept: set[tuple[str, str]] = set()  # workspace, digest of a list of packages
 
     async def prepare(self, request: LaunchRequest) -> Prepared:
-        """Make the attempt's folder: a private copy of the snapshot, folders for its files, data.
+        """Prepare this node for an attempt, and return what its host needs, with the node's facts.
+
+        This makes the attempt's folder with a private copy of the snapshot, and brings its image or
+        environment, its inputs, and its checkpoint.
 
         Raises:
             PrepareError: with its class.

@@ -9,6 +9,7 @@ from pathlib import Path
 from rayjobs.core.text import GIB
 from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.injob.lazy_dataclass import dataclass
+from rayjobs.injob.memory import proportional_bytes
 
 MOST = 6  # in addition to the one of the target's own Python
 MEMORY_SHARE = 0.25  # of the machine's memory
@@ -39,17 +40,17 @@ class Limits:
     @staticmethod
     def of(environment: Mapping[str, str]) -> Limits:
         """Return a node's limits: RAYJOBS_WARM_MOST and RAYJOBS_WARM_MEMORY_GIB, or defaults."""
-        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         memory = environment.get("RAYJOBS_WARM_MEMORY_GIB")
         return Limits(
             most=int(environment.get("RAYJOBS_WARM_MOST", MOST)),
-            bytes=int(float(memory) * GIB) if memory else int(pages * MEMORY_SHARE),
+            bytes=int(float(memory) * GIB) if memory else int(memory_bytes * MEMORY_SHARE),
         )
 
     def too_many(self, uses: list[Use], now_s: float) -> list[Use]:
         """Return those that must end, the least recently used first; none that is in use now."""
         living = sorted((one for one in uses if is_alive(one.identity)), key=lambda one: one.used_s)
-        sizes = {one.socket: own_bytes(one.identity.pid) for one in living}
+        sizes = {one.socket: proportional_bytes(one.identity.pid) for one in living}
         count, total = len(living), sum(sizes.values())
         ending = []
         for one in living:
@@ -61,13 +62,3 @@ class Limits:
             count -= 1
             total -= sizes[one.socket]
         return ending
-
-
-def own_bytes(pid: int) -> int:
-    """Return a process's share of memory (PSS); 0 if it cannot be read."""
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    lines = [line for line in text.splitlines() if line.startswith("Pss:")]
-    return int(lines[0].split()[1]) * 1024 if lines else 0

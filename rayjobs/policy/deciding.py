@@ -266,7 +266,7 @@ class _Pass:
             tried.no_spare = True
         if tried.no_capacity or self.now_s + worst_duration_s(job) > self.until_s:
             return
-        self.tries -= slots < 2  # otherwise counted above
+        self.tries -= slots < 2  # otherwise counted above, or for an earlier job of this shape
         taken = self._take(self.capacities, job)
         if taken is None:
             tried.no_capacity = True

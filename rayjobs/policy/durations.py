@@ -13,8 +13,10 @@ HISTORY, SCRIPT, LIMITS, ELAPSED, UNKNOWN = "history", "script", "limit", "elaps
 OUTRUN = "outrun"
 # How long a job must have run before its running time is meaningful.
 INFORMATIVE_ELAPSED_S = 10.0
-# The minimum running time assumed for a job without any history.
+# A running job without any history is assumed to run for at least this long from now.
 LEAST_GUESS_S = 60.0
+# A job that is ending is assumed to end within this time, however long its grace period is.
+MOST_ENDING_S = 60.0
 # A longer limit is only there to stop hanging jobs: it does not predict the running time.
 INFORMATIVE_LIMIT_S = 2 * 86_400.0
 
@@ -39,7 +41,7 @@ def likely_end_s(job: Running, now_s: float) -> tuple[float, str]:
     has run, the less likely it ends soon.
     """
     if job.is_ending:
-        return now_s + min(job.grace_s, LEAST_GUESS_S), LIMITS
+        return now_s + min(job.grace_s, MOST_ENDING_S), LIMITS
     elapsed_s = 0.0 if job.started_s is None else max(0.0, now_s - job.started_s)
     left_s = math.inf
     if job.max_duration_s is not None:
@@ -58,8 +60,9 @@ def likely_end_s(job: Running, now_s: float) -> tuple[float, str]:
 def predicted_end_s(job: Running, now_s: float) -> tuple[float | None, str]:
     """Return the end of a running job that users are shown, and the basis.
 
-    Like `likely_end_s`, but None if that is only a guess: the policy must assume something about a
-    job that has just started; for users, "unknown" is better.
+    Like `likely_end_s`, but without its least guess: for a job that has just started and has no
+    history, this is its limit or None. The policy must assume something about such a job; for
+    users, "unknown" is better.
     """
     at_s, basis = likely_end_s(job, now_s)
     if basis != ELAPSED:

@@ -37,9 +37,9 @@ def estimates(decisions: Decisions) -> Mapping[str, tuple[float, str]]:
 
     This simulates the queue in its order without backfill; each job runs for its probable time. A
     job of unknown duration is assumed never to end: jobs that need its resources have no estimate,
-    and neither do jobs behind them or jobs that depend on it. Members that their array or sweep
-    holds back, and jobs that depend on others, join the end of the line when they may start. Limits
-    of users, pauses, and future jobs are not considered.
+    and neither do jobs behind them or jobs that depend on it. Members that their array holds back,
+    and jobs that depend on others, join the end of the line when they may start. Limits of users,
+    pauses, and future jobs are not considered.
     """
     if decisions.estimated is None:
         decisions.estimated = _Play(decisions).run(DEPTH)

@@ -16,7 +16,7 @@ from rayjobs.policy.durations import LIMITS, as_running, worst_duration_s
 from rayjobs.policy.estimating import estimate
 from rayjobs.policy.order import sort_key
 from rayjobs.policy.records import OVERHEAD_S, Decision, Rule, Waiting
-from rayjobs.policy.shapes import SLACK, NodeCapacity, Shape, describe_free, take
+from rayjobs.policy.shapes import SLACK, NodeCapacity, Shape, describe_free, describe_total, take
 
 # How many of the jobs ahead are named.
 AHEAD = 10
@@ -40,10 +40,10 @@ def reason_of(decisions: Decisions, key: str) -> str:
             assert job.not_before_s is not None
             return f"tries again in {duration_text(job.not_before_s - decisions.situation.now_s)}"
         case Rule.NEVER_FITS:
-            return (
-                f"asks for {job.shape.describe()}; the target's nodes have in all: "
-                f"{describe_free([one.emptied() for one in decisions.situation.capacities])}"
-            )
+            capacities = decisions.situation.capacities
+            are_up = any(one.is_up for one in capacities)
+            have = "the target's nodes have, when empty: " if are_up else ""
+            return f"asks for {job.shape.describe()}; {have}{describe_total(capacities)}"
         case Rule.ARRAY_LIMIT:
             assert job.group_limit is not None
             return _of_array(decisions, job, job.group_limit)

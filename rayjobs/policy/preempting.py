@@ -113,14 +113,14 @@ def _on_one_node(
         return []
     if not fits(here):
         return None
-    by_loss = sorted(here, key=lambda one: _cost(one, now_s))
-    for one in by_loss:  # usually one is enough
+    by_cost = sorted(here, key=lambda one: _cost(one, now_s))
+    for one in by_cost:  # usually one is enough
         if fits([one]):
             return [one]
     # The largest first, for few victims.
     chosen: list[Running] = []
     for one in sorted(
-        by_loss, key=lambda one: (-one.shape.gpus, -one.shape.cpus, *_cost(one, now_s))
+        by_cost, key=lambda one: (-one.shape.gpus, -one.shape.cpus, *_cost(one, now_s))
     ):
         chosen.append(one)
         if fits(chosen):

@@ -30,7 +30,7 @@ class Rule(StrEnum):
     NEVER_FITS = "never_fits"  # the target's nodes are too small even when empty
     HELD = "held"  # on hold: by a user, or after failures that more attempts would repeat
     PAUSE = "pause"  # a retry's pause
-    ARRAY_LIMIT = "array_limit"  # the limit of its array or sweep is reached
+    ARRAY_LIMIT = "array_limit"  # the limit of its array is reached
     USER_JOBS = "user_jobs"  # its user's limit of running jobs is reached
     USER_GPUS = "user_gpus"  # its user's limit of GPUs is reached
     OWN_ORDER = "own_order"  # an earlier job of its user waits for that user's limit

@@ -54,7 +54,7 @@ def keep(
     old: Reservation | None,
     slots: float = math.inf,
 ) -> Kept:
-    """Return the reservation for `head`, which may not start in `capacities` now.
+    """Return the reservation for `head`, which cannot start in `capacities` now.
 
     The nodes are those that are free first if every running job uses its whole time limit. They
     stay reserved until the job starts, so no later decision gives them to another job, and the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rayjobs.core.text import counted, size_text
@@ -179,16 +179,35 @@ def move(
 
 def describe_free(capacities: Sequence[NodeCapacity]) -> str:
     """Return the free resources in words, e.g. ``1 of 2 CPUs, 0 of 4 GPUs free``."""
-    startable = sum(not capacity.is_up for capacity in capacities)
-    more = f"{counted(startable, 'node')} may start"
-    capacities = [capacity for capacity in capacities if capacity.is_up]
-    if not capacities:
-        return f"no node is up; {more}" if startable else "there are no nodes"
-    cpus = sum(max(0.0, capacity.free_cpus) for capacity in capacities)
-    gpus = sum(max(0.0, capacity.free_gpus) for capacity in capacities)
-    all_gpus = sum(capacity.gpus for capacity in capacities)
-    text = f"{cpus:g} of {sum(capacity.cpus for capacity in capacities):g} CPUs"
-    if all_gpus:
-        text += f", {gpus:g} of {all_gpus:g} GPUs"
-    text += " free" + (f" on {len(capacities)} nodes" if len(capacities) > 1 else "")
-    return f"{text}; {more}" if startable else text
+
+    def free(up: Sequence[NodeCapacity]) -> str:
+        cpus = sum(max(0.0, capacity.free_cpus) for capacity in up)
+        gpus = sum(max(0.0, capacity.free_gpus) for capacity in up)
+        all_gpus = sum(capacity.gpus for capacity in up)
+        text = f"{cpus:g} of {sum(capacity.cpus for capacity in up):g} CPUs"
+        return f"{text}, {gpus:g} of {all_gpus:g} GPUs free" if all_gpus else f"{text} free"
+
+    return _on_nodes(capacities, free)
+
+
+def describe_total(capacities: Sequence[NodeCapacity]) -> str:
+    """Return the resources of empty nodes in words, e.g. ``8 CPUs, 4 GPUs on 2 nodes``."""
+
+    def total(up: Sequence[NodeCapacity]) -> str:
+        gpus = sum(capacity.gpus for capacity in up)
+        text = counted(sum(capacity.cpus for capacity in up), "CPU")
+        return f"{text}, {counted(gpus, 'GPU')}" if gpus else text
+
+    return _on_nodes(capacities, total)
+
+
+def _on_nodes(
+    capacities: Sequence[NodeCapacity], describe: Callable[[Sequence[NodeCapacity]], str]
+) -> str:
+    """Return the description of the nodes that are up, and how many nodes these and others are."""
+    up = [capacity for capacity in capacities if capacity.is_up]
+    more = f"{counted(len(capacities) - len(up), 'node')} may start"
+    if not up:
+        return f"no node is up; {more}" if capacities else "there are no nodes"
+    text = describe(up) + (f" on {len(up)} nodes" if len(up) > 1 else "")
+    return f"{text}; {more}" if len(up) < len(capacities) else text

@@ -51,7 +51,7 @@ ORDER BY serial
 class AllocationsPart(Part):
     """Rows of placement groups."""
 
-    def add_allocation(self, name: str, *, target: str, shape: Mapping[str, float]) -> Allocation:
+    def add_allocation(self, name: str, *, target: str, shape: Mapping[str, Any]) -> Allocation:
         """See `Store.add_allocation`. Raises UsageError when the name was used before."""
         values = {
             "name": name,

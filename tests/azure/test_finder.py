@@ -144,7 +144,7 @@ except ImportError:
     done = python(source, real)
     assert done.stdout == "refused\n", done.stderr
     assert done.stderr.splitlines() == [
-        "rayjobs: `import azureml` is answered by rayjobs; the installed package in "
+        "rayjobs: `import azureml` loads rayjobs' own modules; the package installed in "
         f"{real / 'azureml'} is not used"
     ]
 
@@ -172,7 +172,7 @@ if len(sys.argv) == 1:
 """
     done = python(source, ON_PATH, real)
     assert done.stdout == f"{names.SDK_VERSION}\nchild\n", done.stderr
-    assert done.stderr.count("is answered by rayjobs") == 1
+    assert done.stderr.count("loads rayjobs' own modules") == 1
 
 
 def test_without_dependencies_run_works_and_other_names_report_what_is_missing() -> None:

@@ -41,8 +41,8 @@ def test_canceled_job_names_the_requesting_user(store: SqlStore) -> None:
     assert store.job(given_up.id).reason == "canceled by ada; the store is full."
     assert store.job(given_up.id).cancellation == Cancellation("ada", text)
     assert store.requeue(again.id, attempt=1, reason="its node died", outcome=Outcome.NODE_LOST)
-    assert store.job(again.id).reason == ("canceled by ada instead of queued again (its node died)")
     again = store.job(again.id)
+    assert again.reason == "canceled by ada instead of being queued again (its node died)"
     assert again.cancellation == Cancellation("ada", requeue_reason="its node died")
 
 

@@ -146,7 +146,7 @@ def test_an_image_that_lacks_python_or_mpirun_is_refused_before_its_ranks_start(
     attempt.plan["extras"] = {"kind": "mpi", "socket": "x", "nodes": []}
     plan = LaunchPlan.from_json(attempt.plan)
     problem = bring(short_path, plan, ContainerRequest(image=str(image)), None)
-    assert "its PATH has no mpirun and orted" in problem
+    assert "its PATH lacks mpirun or orted, or `mpirun --version` prints nothing" in problem
 
 
 def test_an_image_without_a_shell_is_refused_before_a_command_starts(

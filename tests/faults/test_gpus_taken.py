@@ -209,7 +209,7 @@ def test_memory_that_no_visible_process_holds_is_reported(
     monkeypatch.setattr(nodegpus, "LOOK_S", 0.01)
     gpu.hides("", used=70000)
     (message,) = reports()
-    assert message.startswith("GPU 3: 68.4 GiB are used by no visible process")
+    assert message.startswith("GPU 3: 68.4 GiB are in use, but not by a process visible here")
 
 
 @pytest.mark.parametrize("code", [6, 9])

@@ -11,7 +11,7 @@ import pytest
 from rayjobs.core.errors import PrepareError
 from rayjobs.injob import lease
 from rayjobs.injob.lease import HOST_SHARE, LOST_GRACE_S, Lease, boot_clock_s
-from rayjobs.node.leases import Launching, require
+from rayjobs.node.leases import StartingLeases, require
 from tests.conformance.hosts import Attempt, warm
 from tests.support.attempts import data_request
 
@@ -61,14 +61,14 @@ def test_host_with_an_expired_lease_starts_no_rank(short_path: Path, warm: str, 
 
 
 def test_launch_request_after_its_lease_starts_nothing(now: list[float]) -> None:
-    launching = Launching()
+    launching = StartingLeases()
     now[0] += 90.0 * HOST_SHARE + 1.0
     with launching.starting(PLAN) as late, pytest.raises(PrepareError, match="was not started"):
         require(late)
 
 
 def test_lease_is_renewed_during_a_slow_start(now: list[float]) -> None:
-    launching = Launching()
+    launching = StartingLeases()
     with launching.starting(PLAN) as granted:
         now[0] += 50.0
         stamp = launching.renew(PLAN.marker, None)

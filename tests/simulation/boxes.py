@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from rayjobs.node.ends import Fence
-from rayjobs.node.leases import Launching
+from rayjobs.node.leases import StartingLeases
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Box:
     is_cut: bool = False
     troubles: list[float] = field(default_factory=list)
     fence: Fence = field(default_factory=Fence)
-    launching: Launching = field(default_factory=Launching)
+    launching: StartingLeases = field(default_factory=StartingLeases)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def change(self) -> None:

@@ -1,4 +1,4 @@
-"""The allocation of one attempt, which it frees or releases exactly once."""
+"""The allocation of one attempt, which is freed or released at its end."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ def launch_requests(
         greetings: The answer of each node's agent to `HELLO`.
         master_port: The port on the first node where the ranks meet; None: they need none.
         target: The name of the compute target.
-        lease_s: Seconds that a host may run without a renewal; None: unlimited.
+        lease_s: Length of a host's lease in seconds: the host ends its ranks after two thirds of it
+            without a renewal; the target assumes their end after all of it. None: no lease.
         azure: The names for programs of Azure ML v1, see `azure_identity`.
 
     Raises:

@@ -13,8 +13,9 @@ from rayjobs.protocol.calls import RENEW, Renew
 
 log = logging.getLogger(__name__)
 
-# A renewal may be lost four times in a row before a host ends its ranks: it counts from the answer
-# to the renewal before, and a host ends its ranks after two thirds of a lease.
+# A host survives three lost renewals in a row. A renewal counts from the answer to the one before,
+# and a host ends its ranks after two thirds of a lease, that is, five ninths after the renewal: the
+# fourth one after it is in time, and the fifth one is due at that end.
 RENEWALS = 9
 # A host checks its raylet every half second; if it has ended, the host gives its ranks two seconds,
 # and then kills them. The rest is a margin for a busy machine.

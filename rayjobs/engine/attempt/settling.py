@@ -1,4 +1,4 @@
-"""Asks an attempt's nodes for its final state, and ends what still runs there."""
+"""Asks an attempt's nodes for its state, and ends what still runs there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Unknown:
 
 
 class Settling:
-    """Determines the final state of attempts: a job that may still run must not start again."""
+    """Determines the state of attempts: a job that may still run must not start again."""
 
     def __init__(self, cluster: Cluster, leases: Leases) -> None:
         """Ask the agents of `cluster`; `leases` says when a host on a lost node has ended."""
@@ -49,7 +49,7 @@ class Settling:
     async def ask(
         self, node: NodeOfAttempt, *, end: bool, restarted: bool = False, waits: bool = False
     ) -> Settled:
-        """Ask the node for the final state of an attempt.
+        """Ask the node for the state of an attempt; with `end`, for its final state.
 
         The state is ``unknown`` if the node does not answer, for whatever reason, or, with `end`,
         if the node is permanently gone and the lease of its host has not ended yet.

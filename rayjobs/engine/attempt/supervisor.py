@@ -151,7 +151,7 @@ class AttemptSupervisor:
 
     @property
     def key(self) -> str:
-        """The job's name, unique over all workspaces of the target."""
+        """The job's key, which is unique over all workspaces of the target."""
         return self.record.served.key(self.record.job.id)
 
     def preempt(self, reason: str, *, grace_s: float | None = None, is_free: bool = False) -> None:

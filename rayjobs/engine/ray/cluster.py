@@ -90,7 +90,7 @@ class RayCluster:
         )
 
     async def nodes(self) -> list[NodeInfo]:
-        """Return the living nodes, without those that `doubt` has found dead."""
+        """Return the living nodes, without those in doubt whose raylet refuses connections."""
         found: list[NodeInfo] = await self._call(_nodes)
         self._doubted.intersection_update(node.node_id for node in found)
         for node_id in tuple(self._doubted):
@@ -293,7 +293,9 @@ class RayAgent:
         try:
             return method.answer.from_json(answer)
         except MessageError as error:
-            raise AgentFaultError(f"{method.name} of the node's agent failed: {error}") from error
+            raise AgentFaultError(
+                f"the answer of the node's agent to {method.name} cannot be read: {error}"
+            ) from error
 
 
 @ray.remote(max_retries=0)

@@ -156,7 +156,7 @@ def install() -> Optional[str]:
             if any(name.startswith(TOP + ".") for name in sys.modules):
                 raise AlreadyImportedError(
                     "the real azureml (%s) was imported in this process before rayjobs could "
-                    "answer for it; import rayjobs.azureml.install first, or use `rayjobs azureml "
+                    "replace it; import rayjobs.azureml.install first, or use `rayjobs azureml "
                     "run`" % ", ".join(getattr(present, "__path__", ["?"]))
                 )
             del sys.modules[TOP]  # a namespace package that a .pth file made, not in use
@@ -186,6 +186,6 @@ def real_package(without: str = "") -> Optional[str]:
 def notice(folder: str) -> str:
     """Return the sentence that names the ``azureml`` in use."""
     return (
-        "rayjobs: `import azureml` is answered by rayjobs; the installed package in %s is not used"
-        % folder
+        "rayjobs: `import azureml` loads rayjobs' own modules; the package installed in %s is not "
+        "used" % folder
     )

@@ -5,7 +5,7 @@ The random seeds are fixed, so the traces are always the same. Both are for a po
 
 - `many-small`: 1,000 jobs of 12 users in 24 hours. One node each, 1 GPU (80 %), 2 (15 %) or 4
   (5 %); the time is log-normal with median 24 minutes (sigma 0.9), the limit twice the time,
-  rounded up to 10 minutes. A tenth has priority 10; every third is preemptible.
+  rounded up to 10 minutes. A tenth has priority 10; about a third are preemptible.
 - `mixed`: 300 jobs in 132 hours. 70 % small (1 or 2 GPUs, median 40 minutes), 20 % of one whole
   node (8 GPUs, median 2 hours), 10 % of two to four whole nodes (median 3 hours). Limits, priority
   and preemptible as above, though no multi-node job is preemptible.

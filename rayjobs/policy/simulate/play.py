@@ -22,6 +22,7 @@ from rayjobs.policy import (
     decide,
     take,
 )
+from rayjobs.policy.durations import as_running
 from rayjobs.policy.simulate.trace import TraceJob
 
 POLICIES: Mapping[str, Limits] = {
@@ -29,8 +30,8 @@ POLICIES: Mapping[str, Limits] = {
     "backfill": Limits(preemption=False),
     "backfill+preempt": Limits(),
 }
-# A preempted job writes a checkpoint in this time; if the time was too short, it loses the work
-# after the last whole multiple of `CHECKPOINT_S`.
+# How long a preempted job keeps its nodes. It loses the work after its last checkpoint, which is at
+# the last whole multiple of `checkpoint_s`.
 GRACE_S = 10.0
 
 
@@ -274,21 +275,7 @@ class _World:
     def _start(self, job: Waiting, nodes: tuple[str, ...]) -> None:
         for node in nodes:
             self.capacities[node] = self.capacities[node].less(job.shape)
-        self.running[job.key] = Running(
-            key=job.key,
-            priority=job.priority,
-            order=job.order,
-            shape=job.shape,
-            nodes=nodes,
-            submitted_s=job.submitted_s,
-            started_s=self.now_s,
-            user=job.user,
-            group=job.group,
-            preemptible=job.preemptible,
-            max_duration_s=job.max_duration_s,
-            grace_s=job.grace_s,
-            expected_s=job.expected_s,
-        )
+        self.running[job.key] = replace(as_running(job, nodes), started_s=self.now_s)
         outcome = self.outcomes[job.key]
         if outcome.started_s is None:
             outcome.started_s = self.now_s

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from rayjobs.core.failures import Failure
 from rayjobs.injob.exit_record import ExitRecord
@@ -177,7 +177,7 @@ class AllocationStore(Protocol):
     held by another attempt.
     """
 
-    def add_allocation(self, name: str, *, target: str, shape: Mapping[str, float]) -> Allocation:
+    def add_allocation(self, name: str, *, target: str, shape: Mapping[str, Any]) -> Allocation:
         """Record an allocation as CREATING, before its placement group is created.
 
         Raises:

@@ -121,7 +121,7 @@ def test_canceled_job_shows_the_user_and_the_time_before_the_remarks(
     )
     listed = terminal.type("ls").out
     time, date = r"(just now|\ds ago)", r"at \d{4}-\d\d-\d\d [0-9:]{8}"
-    again = r"instead of queued again \(its node; died\)"
+    again = r"instead of being queued again \(its node; died\)"
     assert re.search(rf"canceled by {user} {time}; {text}\n", listed)
     assert re.search(rf"canceled by {user} {time} {again}\n", listed)
     assert re.search(rf"{ended} {time}\n", listed)
@@ -131,4 +131,6 @@ def test_canceled_job_shows_the_user_and_the_time_before_the_remarks(
     assert re.search(rf"{ended} {date}\n", shown[2])
     reasons = {row["id"]: row["reason"] for row in json.loads(terminal.type("ls", "--json").out)}
     assert reasons[stored.id] == f"canceled by {user}; {text}"
-    assert reasons[requeued.id] == f"canceled by {user} instead of queued again (its node; died)"
+    assert (
+        reasons[requeued.id] == f"canceled by {user} instead of being queued again (its node; died)"
+    )

@@ -17,8 +17,8 @@ from rayjobs.store.rows import cancellation_of, cancellation_text
         (Cancellation("", "no room"), "canceled; no room", "canceled NOW; no room"),
         (
             Cancellation("ada", requeue_reason="lost; gone"),
-            "canceled by ada instead of queued again (lost; gone)",
-            "canceled by ada NOW instead of queued again (lost; gone)",
+            "canceled by ada instead of being queued again (lost; gone)",
+            "canceled by ada NOW instead of being queued again (lost; gone)",
         ),
     ],
 )

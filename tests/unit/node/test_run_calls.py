@@ -17,7 +17,7 @@ import pytest
 from rayjobs.core import paths
 from rayjobs.datastore import Dataset, Datastore
 from rayjobs.injob import run_calls
-from rayjobs.injob.attempt_runs import ChildRun
+from rayjobs.injob.attempt_runs import OtherRun
 from rayjobs.injob.attempt_workspace import RunWorkspace
 from rayjobs.injob.channel import Channel, ChannelError
 from rayjobs.injob.outcomes import Outcome
@@ -296,7 +296,7 @@ def refused(channel: Channel, request: Any) -> str:
 def test_a_token_ends_with_its_attempt(scene: Scene, agent: Agent) -> None:
     channel = scene.channel()
     store = scene.opened.store
-    child = ChildRun(channel, "child_1_00000001", None, "")
+    child = OtherRun(channel, "child_1_00000001", None, "")
     channel.call(run_calls.Start(child.id, scene.job))
     child.log("x", 1)
     assert "not the token" in refused(scene.channel(token="x" * 40), run_calls.Details(scene.job))

@@ -1,4 +1,6 @@
-"""Answers ``import azureml`` in all of a job's processes by installing the finder.
+"""Makes ``import azureml`` load rayjobs' own modules, in all of a job's processes.
+
+It installs the finder.
 
 This folder's parent is on ``PYTHONPATH`` in every job, before the installed packages.
 """
