@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 from rayjobs.core.clock import Clock, SystemClock
 from rayjobs.core.errors import StoreError, TakenOverError
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.datastore.errors import DatastoreUnavailable
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import ChildNews, Job, MetricPoint
 from rayjobs.jobs.states import FINAL, JobState
@@ -59,6 +61,9 @@ POLL_S = 0.005
 LOOK_S = 0.25
 # The maximum share of a driver's time for rounds, however much others write.
 MOST_BUSY = 1 / 3
+# How long a driver waits for the datastore of the results. Several drivers follow each other (see
+# `MOST_FAULTS`), so a sweep waits for about as long as a job does for its outputs.
+OUTAGE_S = 60.0
 STORE_PAUSE_S = 1.0
 # While no trial has reported the metric, check this often what they report instead.
 NAMES_S = 2.0
@@ -123,7 +128,11 @@ class Driver:
 
         Waits for a store that is locked or full. Returns the current state if `stopped` is true, or
         if another driver took over.
+
+        Raises:
+            DatastoreUnavailable: the results cannot be stored; it waited for `OUTAGE_S`.
         """
+        outage_ends_s = math.inf
         while not stopped():
             try:
                 if self._claim is None and not self.take_up():
@@ -137,6 +146,13 @@ class Driver:
             except StoreError as error:
                 # The decision may not be stored: restart from the store.
                 log.warning("sweep %s waits for its store: %s", self.id, error)
+                self._claim = None
+                time.sleep(STORE_PAUSE_S)
+            except DatastoreUnavailable as error:
+                outage_ends_s = min(outage_ends_s, self._clock.monotonic_s() + OUTAGE_S)
+                if self._clock.monotonic_s() >= outage_ends_s:
+                    raise
+                log.warning("sweep %s waits for a datastore: %s", self.id, error)
                 self._claim = None
                 time.sleep(STORE_PAUSE_S)
             except TakenOverError:

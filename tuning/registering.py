@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from rayjobs.core.errors import RayjobsError
+from rayjobs.core.errors import (
+    RayjobsError,
+    StoreBusyError,
+    StoreFullError,
+    StoreUnreachableError,
+)
 from rayjobs.jobs.records import Job
 from rayjobs.models import registry
 from rayjobs.models.facts import ModelFacts, RunChoice
@@ -25,6 +30,10 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
     A refusal never invalidates the sweep's result: the sweep's reason and history report it. Each
     sweep registers at most once, whichever driver asks: the sweep's property ``model`` keeps the
     model's name and version.
+
+    Raises:
+        StoreBusyError, StoreFullError, StoreUnreachableError: the store or the files cannot be used
+            now; try again.
     """
     known = sweep.properties.get(PROPERTY)
     if known is not None:
@@ -49,6 +58,8 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
         label = f"{model.name}:{model.version}"
         workspace.store.update(sweep.id, JobChanges(properties={PROPERTY: label}))
         return _registered(label, spec, trial)
+    except (StoreBusyError, StoreFullError, StoreUnreachableError):
+        raise  # the driver waits for the store, and tries again
     except (RayjobsError, OSError) as error:
         text = f"{wanted}: {error}"
     log.warning("%s: %s", sweep.id, text)

@@ -10,10 +10,11 @@ RayjobsError
 │   ├── StoreError       the store cannot be read or written
 │   │   ├── StoreUnreachableError  its server does not answer
 │   │   ├── StoreLostError    it was deleted, or lacks records
+│   │   ├── DamagedError      stored bytes are missing or differ
 │   │   ├── StoreBusyError    another process holds its lock
 │   │   ├── StoreFullError    its disk is full
 │   │   │   └── StorageFullError  the disk of its files (blobs) is full
-│   │   ├── StoreVersionError client and store do not match
+│   │   ├── StoreVersionError a newer rayjobs wrote it, or it is too old for an upgrade
 │   │   └── UnreadableSpecError the stored spec of a job cannot be read
 │   └── TargetError      a compute target cannot be started or reached
 │       └── ServedElsewhereError  it belongs to another machine
@@ -180,6 +181,10 @@ class StoreUnreachableError(StoreError):
 
 class StoreLostError(StoreError):
     """The store was deleted, or lacks records that it had."""
+
+
+class DamagedError(StoreError):
+    """Stored bytes are missing or are not those that were stored; another try does not help."""
 
 
 class StoreBusyError(StoreError):

@@ -12,7 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rayjobs.core.errors import RayjobsError, StoreBusyError, StoreFullError
+from rayjobs.core.errors import (
+    RayjobsError,
+    StoreBusyError,
+    StoreFullError,
+    StoreUnreachableError,
+)
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob.metrics_file import MOST_RANK_FILES, json_object, read_all_lines
 from rayjobs.injob.model_requests import MOST_MODELS, ModelRecord, name_of
@@ -125,7 +130,8 @@ def prepare(
     its end, do not depend on it.
 
     Raises:
-        StoreBusyError, StoreFullError: the store cannot be read now; try again.
+        StoreBusyError, StoreFullError, StoreUnreachableError: the store or the files cannot be read
+            now; try again.
     """
     job = store.job(run)
     ready: list[ModelDraft | ModelRefusal] = []
@@ -137,7 +143,7 @@ def prepare(
             try:
                 ready.append(_draft(store, blobs, job, one))
                 continue
-            except (StoreBusyError, StoreFullError):
+            except (StoreBusyError, StoreFullError, StoreUnreachableError):
                 raise
             except RayjobsError as error:
                 why = str(error)

@@ -18,7 +18,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from rayjobs.core.errors import NotFoundError, StorageFullError, StoreError
+from rayjobs.core.errors import DamagedError, NotFoundError
 from rayjobs.core.ids import token
 from rayjobs.injob.checkpoint import MANIFEST, VERSION
 from rayjobs.injob.lazy_dataclass import dataclass
@@ -133,8 +133,9 @@ def write_to(blobs: BlobStore, files: Mapping[str, tuple[str, str]], folder: Pat
     """Write files (name → blob key, digest) to `folder`, which appears whole or not at all.
 
     Raises:
-        StoreError: a blob is missing or damaged; nothing is left.
+        DamagedError: a blob is missing or damaged; nothing is left.
         StorageFullError: the disk is full; nothing is left.
+        StoreError: a blob cannot be read now; nothing is left.
     """
     part = folder.with_name(f".{folder.name}-{token(4)}")
     try:
@@ -144,7 +145,7 @@ def write_to(blobs: BlobStore, files: Mapping[str, tuple[str, str]], folder: Pat
             blobs.get_to(key, target, digest=digest)
         part.rename(folder)
     except NotFoundError as error:
-        raise StoreError(f"{error}") from error
+        raise DamagedError(f"{error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -154,10 +155,12 @@ def bring_newest(
 ) -> StoredCheckpoint | None:
     """Write a job's newest whole checkpoint to `folder`; None when there is none.
 
-    Damaged ones are skipped.
+    Damaged ones are skipped; one that cannot be read now is not, since the job would repeat the
+    work after an older one.
 
     Raises:
         StorageFullError: the node's disk is full.
+        StoreError: store or blobs cannot be read now.
     """
     for found in whole(store, blobs, job_id):
         try:
@@ -166,9 +169,7 @@ def bring_newest(
                 {name: (one.blob, one.digest) for name, one in found.files.items()},
                 folder,
             )
-        except StorageFullError:
-            raise
-        except StoreError:
+        except DamagedError:
             continue
         return found
     return None
@@ -177,7 +178,7 @@ def bring_newest(
 def _parts(name: str) -> list[str]:
     parts = name.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise StoreError(f"{name!r} cannot be the name of a checkpoint's file")
+        raise DamagedError(f"{name!r} cannot be the name of a checkpoint's file")
     return parts
 
 

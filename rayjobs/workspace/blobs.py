@@ -15,6 +15,7 @@ from typing import BinaryIO, Protocol, runtime_checkable
 
 from rayjobs.core.durable import make_folders, sync_files, sync_folder, sync_folders
 from rayjobs.core.errors import (
+    DamagedError,
     NotFoundError,
     RayjobsError,
     StorageFullError,
@@ -426,9 +427,9 @@ def _copy(source: BinaryIO, sink: BinaryIO, most: int | None = None) -> tuple[in
 
 
 def check_digest(wanted: str | None, found: str, what: str) -> None:
-    """Refuse bytes whose digest differs from the announced one. Raises StoreError."""
+    """Refuse bytes whose digest differs from the announced one. Raises DamagedError."""
     if wanted is not None and wanted != found:
-        raise StoreError(
+        raise DamagedError(
             f"{what} has the digest {found} instead of {wanted}: it changed while it was read, "
             f"or it is damaged; nothing was stored. Try again when no program writes to it",
             wanted=wanted,

@@ -12,6 +12,7 @@ import pytest
 
 from rayjobs import Dataset, Model
 from rayjobs.core.clock import to_text
+from rayjobs.core.errors import StoreUnreachableError
 from rayjobs.injob.model_requests import MOST_MODELS, ModelRequest
 from rayjobs.injob.submitted import SubmittedRun
 from rayjobs.jobs.records import Job, ModelRefusal
@@ -119,6 +120,25 @@ def test_a_scripts_model_is_there_when_its_run_completes(runs: Runs, scripts: Sc
     assert Path(model.download(runs.folder / "got")).read_bytes() == b"weights"
     # A manual registration of the same files returns it.
     assert runs.workspace.get_run(job.id).register_model("mnist", "model.pt").version == 1
+
+
+def test_model_is_not_refused_while_its_storage_does_not_answer(
+    runs: Runs, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = runs.begin()
+    (runs.paths(job).work / "outputs" / "model.pt").write_bytes(b"weights")
+    scripts.run(job).register_model("mnist", "outputs/model.pt")
+    scripts.finalize(job)
+
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnreachableError("S3 does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(runs.workspace.opened.blobs), "open", away)
+        with pytest.raises(StoreUnreachableError):
+            scripts.ready(job)
+    assert scripts.finish(job, scripts.ready(job))
+    assert [one.name for one in runs.workspace.store.models()] == ["mnist"]
 
 
 def test_a_scripts_model_names_its_datasets_and_resources(runs: Runs, scripts: Scripts) -> None:

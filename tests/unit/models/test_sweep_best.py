@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from rayjobs.core.errors import UsageError
+from rayjobs.core.errors import StoreBusyError, StoreUnreachableError, UsageError
 from rayjobs.jobs.records import Job
+from rayjobs.models import registry
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob, NewSweep
 from rayjobs.tuning.registering import register_best
@@ -71,6 +72,26 @@ def test_the_best_trial_becomes_a_model_with_its_lineage(runs: Runs) -> None:
     again = register_best(runs.workspace.opened, known, SPEC, trial(job, 0.9))
     assert again == "registered as model digits-best:1"
     assert len(runs.workspace.store.models()) == 1
+
+
+@pytest.mark.parametrize("error", [StoreUnreachableError, StoreBusyError])
+def test_model_is_registered_once_the_storage_answers_again(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    sweep, job = a_sweep(runs), runs.trained((0.5, 0.9))
+
+    def away(*_: object, **__: object) -> None:
+        raise error("it does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(registry, "register", away)
+        with pytest.raises(error):
+            register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.5, 0.9))
+    assert register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.5, 0.9)) == (
+        "registered as model digits-best:1"
+    )
+    kinds = [event.kind for event in runs.workspace.store.events(sweep.id)]
+    assert "not_registered" not in kinds
 
 
 def test_refusal_is_reported_and_changes_nothing(runs: Runs) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rayjobs import ScriptRunConfig, checkpoint
-from rayjobs.core.errors import PrepareError, SpecError, UsageError
+from rayjobs.core.errors import PrepareError, SpecError, StoreUnreachableError, UsageError
+from rayjobs.core.failures import FailureClass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results import resuming
@@ -54,6 +55,25 @@ def test_first_attempt_without_resume_has_no_checkpoint(trainer: Trainer) -> Non
         assert not paths.resume.exists()
         assert "RAYJOBS_RESUME_FROM" not in environment
         assert "AZUREML_DATAREFERENCE_MODEL_LOCATION" not in environment
+
+
+def test_job_does_not_start_from_the_beginning_while_storage_does_not_answer(
+    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = trainer.trained(3)
+    store, blobs = trainer.workspace.store, trainer.workspace.blobs
+
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnreachableError("S3 does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(blobs), "get_to", away)
+        with pytest.raises(PrepareError) as caught:
+            resuming.bring(store, blobs, tmp_path / "resume", own=job.id, path=None)
+    assert caught.value.failure_class is FailureClass.STORAGE
+    brought = resuming.bring(store, blobs, tmp_path / "resume", own=job.id, path=None)
+    assert brought is not None and brought.checkpoint is not None
+    assert brought.checkpoint.step == 3
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from rayjobs.core.errors import (
     StoreError,
     TakenOverError,
 )
+from rayjobs.datastore.errors import DatastoreUnavailable
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.states import JobState
 from rayjobs.tuning.driver import NO_METRIC_S, Driver
@@ -519,6 +520,44 @@ def test_busy_store_at_driver_start_is_not_a_failure(
     assert drive(world.workspace, sweep, wake_target=lambda: None) == "Completed"
     assert calls[0] == 2 * MOST_FAULTS
     assert DriverFault.KIND not in {event.kind for event in world.store.events(sweep)}
+
+
+def test_short_outage_of_the_results_datastore_does_not_fail_the_sweep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = world.submit(limits={"total": 1})
+    away, stored = iter(range(2 * MOST_FAULTS)), [0]
+
+    def store_results(*_: object) -> None:
+        for number in away:
+            raise DatastoreUnavailable(f"S3 does not answer ({number})")
+        stored[0] += 1
+
+    monkeypatch.setattr("rayjobs.tuning.driver.store_results", store_results)
+    monkeypatch.setattr("rayjobs.tuning.driver.STORE_PAUSE_S", 0.0)
+    with pytest.raises(DatastoreUnavailable):
+        world.finish(world.driver(sweep))
+    assert drive(world.workspace, sweep, wake_target=lambda: None) == "Completed"
+    assert stored == [1]
+
+
+def test_long_outage_of_the_results_datastore_fails_the_sweep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = world.submit(limits={"total": 1})
+
+    def away(*_: object) -> None:
+        raise DatastoreUnavailable("S3 does not answer")
+
+    monkeypatch.setattr("rayjobs.tuning.driver.store_results", away)
+    monkeypatch.setattr("rayjobs.tuning.driver.STORE_PAUSE_S", 0.0)
+    monkeypatch.setattr("rayjobs.tuning.driver.OUTAGE_S", 0.0)
+    with pytest.raises(DatastoreUnavailable):
+        world.finish(world.driver(sweep))
+    for _ in range(MOST_FAULTS - 1):
+        with pytest.raises(DatastoreUnavailable):
+            drive(world.workspace, sweep, wake_target=lambda: None)
+    assert drive(world.workspace, sweep, wake_target=lambda: None) == "Failed"
 
 
 # -- the submit ------------------------------------------------------------------------------------
