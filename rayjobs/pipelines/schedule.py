@@ -378,11 +378,16 @@ class Schedule:
     # -- changes -----------------------------------------------------------------------------------
     def enable(self, wait_for_provisioning: bool = False, wait_timeout: int = 3600) -> None:
         """Enable the schedule; times that have passed are skipped."""
-        self._record = set_active(self._workspace.opened, self._record, active=True)
+        self._set_active(active=True)
 
     def disable(self, wait_for_provisioning: bool = False, wait_timeout: int = 3600) -> None:
         """Stop it from starting runs."""
-        self._record = set_active(self._workspace.opened, self._record, active=False)
+        self._set_active(active=False)
+
+    def _set_active(self, *, active: bool) -> None:
+        opened = self._workspace.opened
+        # It may have run or changed since this object was made.
+        self._record = set_active(opened, opened.store.schedule(self.id), active=active)
 
     activate, deactivate = enable, disable
 

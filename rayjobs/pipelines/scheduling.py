@@ -282,13 +282,20 @@ def wake_targets(workspace: OpenWorkspace) -> None:
         StoreError: the workspace's store cannot be read.
     """
     for record in workspace.store.schedules():
-        if record.last_run is None or workspace.store.job(record.last_run).state.is_final:
+        if record.last_run is None or _has_ended(workspace, record.last_run):
             continue
         jobs = (workspace.store.job(one.job) for one in workspace.store.steps(record.last_run))
         for target in dict.fromkeys(one.spec.target for one in jobs if not one.state.is_final):
             is_stopped = stop_record.last(TargetPaths.of(target, under=home())).is_in_force
             if not is_stopped and _away(workspace, target) is None:
                 submitting.wake_or_start(workspace, target)
+
+
+def _has_ended(workspace: OpenWorkspace, run: str) -> bool:
+    try:
+        return workspace.store.job(run).state.is_final
+    except NotFoundError:
+        return True  # its records were pruned
 
 
 def changed(

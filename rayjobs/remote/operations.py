@@ -179,7 +179,9 @@ OPERATIONS: tuple[Operation, ...] = (
             ("/v1/runs/{job_id}/dropped-files", "drop_files", "job_id"),
         )
     ),
-    Operation("POST", "/v1/published-pipelines", SUBMITTER, "publish_pipeline", "user"),
+    Operation(
+        "POST", "/v1/published-pipelines", SUBMITTER, "publish_pipeline", "user", repeats=False
+    ),
     Operation(
         "POST",
         "/v1/published-pipelines/{pipeline_id}/active",

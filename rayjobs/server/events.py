@@ -10,10 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rayjobs.jobs.records import Event
+from rayjobs.server import hiding
 from rayjobs.server.access import Caller, Refusal, while_admitted
 from rayjobs.server.routes import LINES, HandlerRoute, Routes, line, stream_of
 from rayjobs.server.workers import in_thread
 from rayjobs.store.base import Store
+from rayjobs.workspace import plain
 from rayjobs.workspace.folder import OpenWorkspace
 from rayjobs.workspace.http_messages import NewEvent, StreamEnd, StreamPosition
 from rayjobs.workspace.users import Role
@@ -28,7 +30,7 @@ def routes(workspace: OpenWorkspace) -> Routes:
     """Return the routes."""
     store, changes = workspace.store, Changes(workspace.store)
 
-    async def of_job(request: Request, _caller: Caller) -> Response:
+    async def of_job(request: Request, caller: Caller) -> Response:
         job_id = request.path_params["job_id"]
         await in_thread(store.job, job_id)  # errors are raised before the answer begins
 
@@ -37,13 +39,13 @@ def routes(workspace: OpenWorkspace) -> Routes:
             is_final = store.job(job_id).state.is_final
             return store.events(job_id, after=after), is_final
 
-        return stream_of(while_admitted(request, _records(changes, read, _after(request))))
+        return stream_of(while_admitted(request, _records(changes, read, _after(request), caller)))
 
-    async def of_all(request: Request, _caller: Caller) -> Response:
+    async def of_all(request: Request, caller: Caller) -> Response:
         def read(after: int) -> tuple[list[Event], bool]:
             return store.history(after=after, limit=PAGE), False
 
-        return stream_of(while_admitted(request, _records(changes, read, _after(request))))
+        return stream_of(while_admitted(request, _records(changes, read, _after(request), caller)))
 
     viewer = Role.VIEWER
     return [
@@ -70,8 +72,16 @@ class Changes:
             return self._change
 
 
+def _line(event: Event, caller: Caller) -> bytes:
+    record = plain.written(_Record, NewEvent(event))
+    return hiding.text_for(record, caller).encode() + b"\n"
+
+
 async def _records(
-    changes: Changes, read: Callable[[int], tuple[list[Event], bool]], after: int
+    changes: Changes,
+    read: Callable[[int], tuple[list[Event], bool]],
+    after: int,
+    caller: Caller,
 ) -> AsyncIterator[bytes]:
     """Yield events as JSON lines, and a sign of life each second."""
     known: tuple[int, int] | None = None
@@ -88,7 +98,7 @@ async def _records(
         found, is_end = await in_thread(read, after)
         for event in found:
             after = event.serial
-            yield line(_Record, NewEvent(event))
+            yield _line(event, caller)
         if found:
             silent_s = 0.0  # there may be more: keep `known`
         elif is_end:

@@ -12,13 +12,14 @@ from rayjobs.spec.notify import Receiver
 from rayjobs.workspace.users import Role
 
 MARK = '"notify":["'  # in compact JSON: a list of receivers that is not empty
+MARK_IN_TEXT = MARK.replace('"', '\\"')  # in a spec that is a text of the data, as in a revision
 
 
 def text_for(value: Any, caller: Caller) -> str:
     """Return JSON data as text, without the parts that the caller must not see."""
     text = _json(value)
     # Most answers have no receivers: skip the traversal.
-    if caller.token.role < Role.ADMIN and MARK in text:
+    if caller.token.role < Role.ADMIN and (MARK in text or MARK_IN_TEXT in text):
         return _json(without_receivers(value, caller.user))
     return text
 
@@ -39,12 +40,18 @@ def without_receivers(value: Any, user: str, owner: str | None = None) -> Any:
     if not isinstance(value, Mapping):
         return value
     owner = _owner(value) or owner
-    return {
-        name: [text for text in one if not _is_hidden(text)]
-        if name == "notify" and isinstance(one, list) and owner != user
-        else without_receivers(one, user, owner)
-        for name, one in value.items()
-    }
+    return {name: _without(name, one, user, owner) for name, one in value.items()}
+
+
+def _without(name: str, value: Any, user: str, owner: str | None) -> Any:
+    if name == "notify" and isinstance(value, list) and owner != user:
+        return [text for text in value if not _is_hidden(text)]
+    if name == "before" and isinstance(value, str):  # the spec before a revision
+        try:
+            return _json(without_receivers(json.loads(value), user, owner))
+        except ValueError:
+            return value
+    return without_receivers(value, user, owner)
 
 
 def shown(text: str) -> str:

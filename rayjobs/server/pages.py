@@ -30,7 +30,9 @@ KEYS: Mapping[str, Sequence[str]] = {
     "queue_history": ("serial",),
     "usage": ("serial", "attempt"),
 }
-# The fields that name an item of any other list: the first entry whose fields the item has.
+# The fields that name an item of any other list: the first entry whose fields the item has. The
+# first ones are of items of which several belong to one job or one endpoint.
+OF_SEVERAL = (("id", "pipeline", "version"), ("job", "number"))
 NAMES = (("id",), ("name", "version"), ("number",), ("pipeline", "number"), ("name",))
 _Position = tuple[Any, ...]
 _Part = tuple[Sequence[Any], _Position | None]
@@ -125,11 +127,14 @@ def _of_whole(found: Sequence[Any], size: int, after: _Position | None) -> _Part
 def _name_of(item: Any) -> str:
     """Return the name of an item in its list, which stays the same when the item changes."""
     item = item[0] if type(item) is tuple else item
-    item = getattr(item, "job", item)
-    for names in NAMES:
+    return _joined(item, OF_SEVERAL) or _joined(getattr(item, "job", item), NAMES) or str(item)
+
+
+def _joined(item: Any, several: Sequence[Sequence[str]]) -> str:
+    for names in several:
         if all(hasattr(item, name) for name in names):
             return " ".join(str(getattr(item, name)) for name in names)
-    return str(item)
+    return ""
 
 
 def _text(mark: str, position: _Position) -> str:

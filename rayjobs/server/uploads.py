@@ -34,6 +34,7 @@ from rayjobs.workspace.users import Role
 NO_BUCKET = "none"
 KEEP_WAITS_S = 30.0
 KEPT_FOR_S = 600.0
+FAILURE_KEPT_FOR_S = 5.0  # for a client that asks again; a later command tries again
 MOST_PIECE = 8 << 20
 MOST_FILE = 64 << 30
 _Result = TypeVar("_Result")
@@ -162,12 +163,15 @@ class _Keeping:
         done, _ = await asyncio.wait({task}, timeout=KEEP_WAITS_S)
         if not done:
             # The client may be gone when it ends.
-            task.add_done_callback(
-                lambda _: asyncio.get_running_loop().call_later(KEPT_FOR_S, self._drop, name, task)
-            )
+            task.add_done_callback(lambda ended: self._drop_later(name, ended))
             return None
         self._drop(name, task)
         return task.result()
+
+    def _drop_later(self, name: str, task: asyncio.Task[Blob]) -> None:
+        has_failed = task.cancelled() or task.exception() is not None
+        kept_s = FAILURE_KEPT_FOR_S if has_failed else KEPT_FOR_S
+        asyncio.get_running_loop().call_later(kept_s, self._drop, name, task)
 
     def _drop(self, name: str, task: asyncio.Task[Blob]) -> None:
         if self._running.get(name) is task:

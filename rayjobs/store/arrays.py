@@ -13,7 +13,7 @@ from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.names import next_name
-from rayjobs.store.part import Part
+from rayjobs.store.part import Part, first_spec
 from rayjobs.store.references import refuse_removed
 from rayjobs.store.requests import NewJob
 from rayjobs.store.rows import failure_of, job_of, same_submit, to_json
@@ -174,7 +174,8 @@ class ArraysPart(Part):
             if new.idempotency_key is not None:
                 known = connection.execute(BY_KEY, parent).fetchone()
                 if known is not None:
-                    return same_submit(known, spec, new.snapshot), False
+                    first = first_spec(connection, known)
+                    return same_submit(known, spec, new.snapshot, first), False
             refuse_removed(connection, spec)
             if new.numbered and spec.display_name is None:
                 common["display_name"] = next_name(connection, spec.name)

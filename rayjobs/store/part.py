@@ -10,7 +10,7 @@ from rayjobs.core.clock import Clock, to_text
 from rayjobs.core.errors import NotFoundError
 from rayjobs.core.failures import Failure
 from rayjobs.jobs.cancellation import Cancellation
-from rayjobs.jobs.events import CancelRequested, StateChanged
+from rayjobs.jobs.events import CancelRequested, SpecRevised, StateChanged
 from rayjobs.jobs.states import JobState
 from rayjobs.store.rows import cancellation_text, event_of, failure_text, to_json
 from rayjobs.store.transitions import ENDS, INSERT_EVENT, MOVE_TO_FINALIZING
@@ -23,6 +23,18 @@ CANCELED_BY = """
 SELECT * FROM events WHERE job = :job AND kind = :kind ORDER BY serial DESC LIMIT 1
 """
 LAST_SUBMIT = "SELECT submitted_at FROM jobs ORDER BY serial DESC LIMIT 1"
+
+FIRST_REVISION = """
+SELECT * FROM events WHERE job = :job AND kind = :kind ORDER BY serial LIMIT 1
+"""
+
+
+def first_spec(connection: sqlite3.Connection, row: sqlite3.Row) -> str:
+    """Return the spec that a job was submitted with."""
+    values = {"job": row["id"], "kind": SpecRevised.KIND}
+    found = connection.execute(FIRST_REVISION, values).fetchone()
+    revised = None if found is None else SpecRevised.of(event_of(found))
+    return str(row["spec"]) if revised is None else revised.before
 
 
 class Part:

@@ -34,6 +34,8 @@ WHERE name = :name
 """
 
 
+# The files seen in the same place are the timekeeper's: a change of other fields must not restore
+# an earlier record of them, or their runs would start again.
 PUT_SCHEDULE = """
 INSERT INTO pipeline_schedules (id, name, description, pipeline, endpoint, experiment, parameters,
     continues, recurrence, watched, seen, is_active, next_at, last_run, note,
@@ -43,7 +45,9 @@ VALUES (:id, :name, :description, :pipeline, :endpoint, :experiment, :parameters
     :created_by, :created_at)
 ON CONFLICT (id) DO UPDATE SET name = excluded.name, description = excluded.description,
     parameters = excluded.parameters, continues = excluded.continues,
-    recurrence = excluded.recurrence, watched = excluded.watched, seen = excluded.seen,
+    recurrence = excluded.recurrence, watched = excluded.watched,
+    seen = CASE WHEN pipeline_schedules.watched = excluded.watched
+        THEN COALESCE(pipeline_schedules.seen, excluded.seen) ELSE excluded.seen END,
     is_active = excluded.is_active, next_at = excluded.next_at, note = excluded.note,
     failed_start = excluded.failed_start
 """

@@ -63,6 +63,16 @@ def test_a_repeated_key_gives_the_first_array(store: SqlStore) -> None:
         submit_array(store, other, key="k")
 
 
+def test_a_repeated_key_gives_the_first_array_also_after_a_revision(store: SqlStore) -> None:
+    first = submit_array(store, key="k")
+    changed = SPEC.model_copy(update={"priority": SPEC.priority + 1})
+    assert store.revise(first, changed) is not None
+    again, is_new = store.submit_array(
+        NewJob(spec=SPEC, experiment="mnist", snapshot="sha256:1", user="ada", idempotency_key="k")
+    )
+    assert (again.id, is_new) == (first.id, False)
+
+
 def test_a_submit_that_is_cut_short_leaves_nothing(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

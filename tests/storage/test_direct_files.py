@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import socket
@@ -16,13 +17,19 @@ import pytest
 import uvicorn
 import zstandard
 
-from rayjobs.core.errors import NotFoundError, SnapshotError, StoreError, StoreUnreachableError
+from rayjobs.core.errors import (
+    NotFoundError,
+    SnapshotError,
+    StorageFullError,
+    StoreError,
+    StoreUnreachableError,
+)
 from rayjobs.remote import direct
 from rayjobs.remote.workspace import HttpBlobs
 from rayjobs.server import uploads
 from rayjobs.server.running import Listening, config_of
 from rayjobs.workspace import s3_blobs, s3_presigned, users
-from rayjobs.workspace.blobs import blob_key
+from rayjobs.workspace.blobs import Blob, blob_key
 from rayjobs.workspace.connection import Connection
 from rayjobs.workspace.folder import open_workspace
 from rayjobs.workspace.http_messages import KeepRequest
@@ -255,6 +262,28 @@ def test_busy_server_is_asked_again(
     monkeypatch.setattr(Connection, "json", noted)
     assert place.client().add_file(file).digest == digest_of(file)
     assert answers[0] is None and answers[-1] is not None
+
+
+def test_failed_keep_is_tried_again_by_a_later_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "KEEP_WAITS_S", 0.0)
+    monkeypatch.setattr(uploads, "FAILURE_KEPT_FOR_S", 0.01)
+    outcomes: list[Blob | Exception] = [StorageFullError("full"), Blob("k", 1, "sha256:1")]
+
+    def call() -> Blob:
+        found = outcomes.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def scene() -> None:
+        keeping = uploads._Keeping()
+        assert await keeping.result("name", call) is None
+        while keeping._running:
+            await asyncio.sleep(0.005)
+        monkeypatch.setattr(uploads, "KEEP_WAITS_S", 30.0)
+        assert await keeping.result("name", call) == Blob("k", 1, "sha256:1")
+
+    asyncio.run(scene())
 
 
 def archive_of(file: Path, *, has_checksum: bool = False) -> tuple[Path, str]:

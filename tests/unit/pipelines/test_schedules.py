@@ -431,6 +431,34 @@ def test_a_change_of_data_starts_a_run(world: World) -> None:
     assert len(world.later(minutes=5)) == 1 and len(world.runs) == 2
 
 
+def test_files_that_have_started_a_run_start_no_second_one_after_a_change(world: World) -> None:
+    one = world.schedule(
+        recurrence=None,
+        datastore=world.ws.get_default_datastore(),
+        path_on_datastore="in",
+        polling_interval=5,
+    )
+    upload(world, "a.txt", "1")
+    read_before_the_run = world.row(one)
+    assert len(world.later(minutes=5)) == 1
+    one.disable()
+    one.enable()
+    world.clock.at = datetime.now(UTC)
+    assert world.later(minutes=5) == []
+    world.ws.opened.store.put_schedule(
+        replace(read_before_the_run, next_at=world.row(one).next_at, name="renamed")
+    )
+    assert world.later(minutes=5) == [] and world.row(one).name == "renamed"
+
+
+def test_removed_schedule_is_not_created_again_by_its_object(world: World) -> None:
+    one = world.schedule()
+    world.ws.opened.store.drop_schedule(one.id)
+    with pytest.raises(NotFoundError):
+        one.disable()
+    assert world.ws.opened.store.schedules(active=False) == []
+
+
 def test_an_updated_folder_is_watched_like_a_created_one(world: World) -> None:
     upload(world, "a.txt", "1")
     one = world.schedule(recurrence=None, datastore=world.ws.get_default_datastore())
@@ -560,3 +588,25 @@ def test_the_target_of_a_run_that_has_not_ended_is_started_again(
     world.ws.opened.store.request_cancel(str(done.run))
     scheduling.wake_targets(world.ws.opened)
     assert woken == ["local"], "it has ended"
+
+
+def test_last_run_whose_records_were_pruned_counts_as_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[str] = []
+    monkeypatch.setattr(
+        submitting, "wake_or_start", lambda _workspace, target: woken.append(target)
+    )
+    pruned, unfinished = world.schedule(), world.schedule()
+    world.later(hours=1)
+    store = world.ws.opened.store
+    runs = {world.row(one).last_run for one in (pruned, unfinished)}
+    assert None not in runs and len(runs) == 2
+    run = str(world.row(pruned).last_run)
+    steps = [step.job for step in store.steps(run)]
+    store.request_cancel(run)
+    assert store.prune_records([run, *steps])
+    with pytest.raises(NotFoundError):
+        store.job(run)
+    scheduling.wake_targets(world.ws.opened)
+    assert woken == ["local"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from contextlib import closing
+
 import pytest
 
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.jobs.events import SpecRevised
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace import notifications
+from rayjobs.workspace.http_messages import NewEvent, StreamPosition
 from rayjobs.workspace.users import Role
 from tests.unit.server.conftest import Served
 
@@ -73,3 +78,25 @@ def test_the_receivers_of_a_published_pipeline_are_its_authors(served: Served) -
     assert ada.store.published_pipeline(made.id).spec == definition
     assert "SECRET" not in str(eve.store.published_pipelines())
     assert "SECRET" not in str(eve.store.published_pipeline(made.id))
+
+
+def test_a_revision_does_not_show_the_receivers_of_others(served: Served) -> None:
+    ada, eve = served.client("ada"), served.client("eve")
+    spec = JobSpec(command="true", notify=(HOOK,))
+    job, _ = ada.store.submit(NewJob(spec=spec, experiment="e", snapshot=None, user=""))
+    for notify in ((HOOK,), (HOOK + "2",)):
+        changed = spec.model_copy(update={"priority": job.priority + 1, "notify": notify})
+        revised = ada.store.revise(job, changed)
+        assert revised is not None
+        job = revised
+    events = eve.store.events(job.id)
+    assert sum(event.kind == SpecRevised.KIND for event in events) == 2
+    assert "SECRET" not in str(events)
+    assert "notify changed" in str(events)
+    with closing(served.connection("eve")) as server:
+        path = f"/v1/jobs/{job.id}/event-stream"
+        lines = server.lines(path, NewEvent | StreamPosition, query={})
+        streamed = list(itertools.islice(lines, len(events)))
+    assert "SECRET" not in str(streamed)
+    root = served.client("root", Role.ADMIN)
+    assert "SECRET" in str(root.store.events(job.id))

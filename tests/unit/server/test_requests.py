@@ -27,6 +27,7 @@ from rayjobs.core.errors import (
     StoreError,
     UsageError,
 )
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Job, MetricPoint, ModelDraft, ModelFile
 from rayjobs.models import uploaded
 from rayjobs.remote import operations
@@ -382,6 +383,26 @@ def test_pages_continue_after_their_last_item_despite_additions(served: Served) 
 
     found = pages_of(connection, "/v1/published-pipelines", {}, disable)
     assert found[-1]["name"] == names[-1]
+
+
+def test_pages_of_versions_and_attempts_end(served: Served) -> None:
+    store, connection = served.workspace.store, served.connection()
+    published = store.publish_pipeline({}, name="p")
+    for _ in range(4):
+        store.add_endpoint_version("daily", published.id)
+    turns = count(1)
+
+    def bounded() -> None:
+        assert next(turns) < 20, "the pages repeat"
+
+    found = pages_of(connection, "/v1/endpoints", {}, bounded)
+    assert [one["version"] for one in found] == [0, 1, 2, 3]
+    job = submitted(store, 0)
+    for number in range(4):
+        assert store.start(job.id, attempt=number, allocation="a") is not None
+        assert store.requeue(job.id, attempt=number + 1, reason="again", outcome=Outcome.PREEMPTED)
+    found = pages_of(connection, f"/v1/jobs/{job.id}/attempts", {}, bounded)
+    assert [one["number"] for one in found] == [1, 2, 3, 4]
 
 
 def test_a_cursor_is_refused_by_other_lists(served: Served) -> None:
