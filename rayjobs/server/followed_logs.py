@@ -105,6 +105,7 @@ class _Shared:
         self._pause_s = pause_s  # between two polls
         self._clients: set[_Client] = set()
         self._task: asyncio.Task[None] | None = None
+        self._has_begun = False
         self.at = at
 
     def add(self) -> _Client:
@@ -119,8 +120,20 @@ class _Shared:
     def start(self, ended: Callable[[], object]) -> None:
         """Begin to read; `ended` is called before the clients are notified of the end."""
         self._task = asyncio.create_task(self._read(ended))
+        self._task.add_done_callback(lambda _: self._end_unless_begun(ended))
+
+    def _end_unless_begun(self, ended: Callable[[], object]) -> None:
+        """Notify the clients of a task that was canceled before its first step, which ran nothing.
+
+        Everything else `_read` does itself: no client may join between its end and this call.
+        """
+        if not self._has_begun:
+            ended()
+            for client in self._clients:
+                client.end(StoreUnreachableError("the server stops"))
 
     async def _read(self, ended: Callable[[], object]) -> None:
+        self._has_begun = True
         error: BaseException | None = None
         given_s = time.monotonic()
         try:

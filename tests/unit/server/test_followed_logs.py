@@ -16,7 +16,7 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.logs import Logs, Part
 from rayjobs.server import followed_logs
-from rayjobs.server.followed_logs import FollowedJobs, FollowedLogs
+from rayjobs.server.followed_logs import FollowedJobs, FollowedLogs, _Shared
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
@@ -254,6 +254,28 @@ def test_the_end_of_the_server_is_not_the_end_of_a_log(
         for task in asyncio.all_tasks() - {asyncio.current_task(), client.task}:
             task.cancel()
         async with asyncio.timeout(60):
+            with pytest.raises(StoreUnreachableError, match="the server stops"):
+                await client.task
+
+    asyncio.run(run())
+
+
+def test_server_that_stops_before_a_reader_begins_ends_its_clients(
+    workspace: OpenWorkspace, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = _Shared.start
+
+    def start(shared: _Shared, ended: Callable[[], object]) -> None:
+        usual(shared, ended)
+        assert shared._task is not None
+        shared._task.cancel()
+
+    monkeypatch.setattr(_Shared, "start", start)
+
+    async def run() -> None:
+        begin(workspace, job, tmp_path / "a1").driver_log(0).write_bytes(b"first\n")
+        client = Following(FollowedLogs(workspace).follow(job, 0))
+        async with asyncio.timeout(10):
             with pytest.raises(StoreUnreachableError, match="the server stops"):
                 await client.task
 
