@@ -512,6 +512,8 @@ def test_endpoint_can_change_its_default_and_name(ws: Workspace) -> None:
     endpoint.set_name("nightly")
     assert endpoint.name == "nightly"
     assert PipelineEndpoint.get(ws, name="nightly").get_pipeline().id == second.id
+    with pytest.raises(UsageError, match="has no version latest; it has: 0, 1"):
+        endpoint.set_default_version("latest")
     assert [one.name for one in PipelineEndpoint.get_all(ws)] == ["nightly"]
     assert [one.id for one in endpoint.get_all_pipelines()] == [first.id, second.id]
     first.disable()
