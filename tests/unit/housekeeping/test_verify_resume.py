@@ -59,7 +59,7 @@ def test_gaps_doubles_and_values_are_distinguished() -> None:
     ]
     other = [*FIVE[:2], point(2, 1.5), point(3, 3.5), FIVE[4]]
     assert sentences(FIVE, other) == [
-        "metric 'loss' differs from step 2 on: by 0.5 there, by 2 at most"
+        "metric 'loss' first differs at step 2: by 0.5 there, by 2 at most"
     ]
     assert sentences(FIVE, []) == ["metric 'loss' has a gap: steps 0, 1, 2, 3, 4 missing"]
 

@@ -38,6 +38,7 @@ from rayjobs.pipelines import (
     PythonScriptStep,
     StepSequence,
     TrainingOutput,
+    data,
 )
 from rayjobs.pipelines.graph import graph_of
 from rayjobs.pipelines.planning import Packer, plan
@@ -559,3 +560,13 @@ def test_handles_have_the_members_of_azure_ml(
         "d": (f"workspaceblobstore/{path}", "download"),
         "made": (f"workspaceblobstore/{path}", "mount"),
     }
+
+
+def test_an_error_names_all_accepted_values() -> None:
+    with pytest.raises(UsageError, match="use one of: mount, upload, direct, hdfs"):
+        PipelineData("a", output_mode="download")
+    with pytest.raises(UsageError, match="use one of: mount, download, direct"):
+        data.InputPortBinding("a", bind_mode="upload")
+    assert PipelineParameter("_learning rate-1", 1).name == "_learning rate-1"
+    with pytest.raises(UsageError, match="underscores, spaces and dashes"):
+        PipelineParameter("1st", 1)
