@@ -14,7 +14,7 @@ from rayjobs.datastore.errors import NotSupported
 
 _Class = TypeVar("_Class")
 
-_S3 = (
+_BY_URL = (
     "use Datastore.register_fsspec with its URL, or Datastore.register_folder for a file system "
     "that every node mounts"
 )
@@ -33,8 +33,8 @@ _ABSENT = {
         "register_azure_sql_database": _FETCHED,
         "register_azure_postgre_sql": _FETCHED,
         "register_azure_my_sql": _FETCHED,
-        "register_hdfs": _S3,
-        "register_dbfs": _S3,
+        "register_hdfs": _BY_URL,
+        "register_dbfs": _BY_URL,
     },
     "Dataset": {
         "update": "a version never changes: register the dataset again with "

@@ -502,14 +502,23 @@ class TabularDatasetFactory:
             row_group_size: Rows per group within the file; None: pyarrow's default.
             make_target_path_unique: Give the file a unique name; otherwise it is `part-0.parquet`,
                 and an existing one is an error.
+
+        Raises:
+            InvalidReference: `part-0.parquet` is there already.
         """
         store, path = target_of(target)
+        stem = uuid.uuid4().hex if make_target_path_unique else "part-0"
+        stored = f"{path}/{stem}.parquet".lstrip("/")
+        # The upload would keep the stored file, which would become the new version.
+        if not make_target_path_unique and store.backend.stat(stored) is not None:
+            raise InvalidReference(
+                f"{store.name}/{stored} exists already; choose another path, or leave "
+                f"make_target_path_unique on."
+            )
         with tempfile.TemporaryDirectory() as folder:
-            stem = uuid.uuid4().hex if make_target_path_unique else "part-0"
             file = Path(folder) / f"{stem}.parquet"
             dataframe.to_parquet(file, row_group_size=row_group_size)
             store.upload_files([file], folder, path, show_progress=show_progress)
-            stored = f"{path}/{file.name}".lstrip("/")
         dataset = TabularDatasetFactory.from_parquet_files((store, stored))
         return dataset.register(
             store.catalogue, name, description, tags, create_new_version=create_new_version

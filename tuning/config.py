@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayjobs.api.submitters import register
 from rayjobs.core.errors import Problem
@@ -22,10 +22,11 @@ from rayjobs.tuning.spec import (
     parse_sweep,
 )
 
-if TYPE_CHECKING:
-    pass
-
 MAX_DURATION_MINUTES = 10_080
+NO_PIPELINES = (
+    "pipeline was given, but a sweep's trials are single jobs. Sweep the step that trains: "
+    "HyperDriveStep makes a sweep a step of a pipeline."
+)
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
 
@@ -116,10 +117,7 @@ class HyperDriveConfig:
             SweepUsageError: a sweep of a pipeline was requested.
         """
         if self.pipeline is not None:
-            raise SweepUsageError(
-                "pipeline was given, but a sweep's trials are single jobs. Sweep the step that "
-                "trains: HyperDriveStep makes a sweep a step of a pipeline."
-            )
+            raise SweepUsageError(NO_PIPELINES)
         return parse_sweep(
             {
                 "name": name,

@@ -48,7 +48,7 @@ from rayjobs.tuning.state import (
     metric_missing,
 )
 from rayjobs.tuning.stored_results import store_results
-from rayjobs.tuning.table import load_state, row_of
+from rayjobs.tuning.table import elapsed_s, load_state, row_of
 from rayjobs.tuning.trials import TrialRecord, TrialState
 from rayjobs.tuning.tune.scheduling import TuneScheduler
 from rayjobs.workspace.folder import OpenWorkspace
@@ -221,10 +221,9 @@ class Driver:
 
     def _look_at_sweep(self) -> None:
         self._job = self._store.job(self.id)
-        elapsed = (self._clock.now() - self._job.submitted_at).total_seconds()
         self.state = replace(
             self.state,
-            elapsed_s=max(0.0, elapsed),
+            elapsed_s=elapsed_s(self._job, now=self._clock.now()),
             cancel_requested=self._job.cancel_requested_at is not None,
         )
 

@@ -158,7 +158,7 @@ def _history(figure: Any, data: plot_data.History, metric: str, best: int | None
     if numbers:
         margin = max(0.6, 0.03 * (max(numbers) - min(numbers)))
         axes.set_xlim(min(numbers) - margin, max(numbers) + margin)
-    axes.set_xlabel("trial (in the order of their start)")
+    axes.set_xlabel("trial (in order of start)")
     axes.set_ylabel(f"best {_plain(metric)}")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.margins(y=0.12)

@@ -13,7 +13,7 @@ from rayjobs.tuning.spec import SweepSpec
 from rayjobs.tuning.state import SweepState
 from rayjobs.tuning.trials import TrialRecord, TrialState
 
-# The event of a sweep whose best trial could not be registered as a model.
+# The event of a sweep in which a completed trial stored no file that could be registered.
 MODEL_MISSING = "model_missing"
 
 

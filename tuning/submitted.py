@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.text import name_from
 from rayjobs.spec.model import JobSpec
-from rayjobs.tuning.config import HyperDriveConfig
+from rayjobs.tuning.config import NO_PIPELINES, HyperDriveConfig
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.runs import HyperDriveRun
 from rayjobs.tuning.submitter import submit_sweep
@@ -30,6 +30,8 @@ def submit(
             f"submit() does not accept {', '.join(sorted(options))} for a {type(config).__name__}; "
             f"its options are tags, register_as and idempotency_key."
         )
+    if config.pipeline is not None:
+        raise SweepUsageError(NO_PIPELINES)
     base = config.base
     if hasattr(base, "to_script_run_config"):
         base = base.to_script_run_config()

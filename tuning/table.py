@@ -59,9 +59,14 @@ def load_state(store: Store, job: Job, *, now: datetime) -> SweepState:
     Args:
         now: The wall time, timezone-aware.
     """
-    until = job.ended_at or now
     return SweepState(
         trials=load_trials(store, job.id),
-        elapsed_s=max(0.0, (until - job.submitted_at).total_seconds()),
+        elapsed_s=elapsed_s(job, now=job.ended_at or now),
         cancel_requested=job.cancel_requested_at is not None,
     )
+
+
+def elapsed_s(job: Job, *, now: datetime) -> float:
+    """Return the seconds since the start of a sweep, without its wait for other steps."""
+    # A step of a pipeline is submitted with the pipeline, and starts after the steps before it.
+    return max(0.0, (now - (job.placed_at or job.submitted_at)).total_seconds())

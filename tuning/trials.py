@@ -46,14 +46,14 @@ class TrialRecord:
     """One trial of a sweep.
 
     Attributes:
-        number: From 0, in order of planning; also the idempotency key of its job.
+        number: From 0, in order of planning; also part of the idempotency key of its job.
         parameters: Sampled values by given key.
         values: The primary metric's reports so far, oldest first; the n-th is interval n.
             NaN and infinities are kept: they are also reports.
         job_id: None until the job is submitted.
         reason: Why it was stopped or failed, with the numbers; otherwise empty. A sentence for
             people.
-        cause: The same for programs; None while it has neither failed nor must end.
+        cause: The same for programs; None unless it has failed or must end.
         detail: The reason for the trial's own row of a table, without its number; empty if the
             reason does not name the trial.
         judged: How many of `values` the policy has already judged, so that a restart does not judge

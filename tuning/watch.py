@@ -247,8 +247,9 @@ def fitted(lines: Sequence[Line], columns: int) -> tuple[tuple[str, ...], list[t
     """Return header and rows of a table, with the trials' reasons, that fits into `columns`.
 
     If there is too little space, the jobs are left out and the reasons shortened, and if that is
-    not enough, the columns LAST and REPORTS are left out. Reasons get the space they need, and
-    parameters the rest.
+    not enough, the names of parameters are cut and the columns LAST and REPORTS left out. Then
+    parameters get the space that the reasons leave, but at least `PARAMETERS_SHARE` of both: they
+    are what distinguishes the trials, and the terminal cuts a long reason.
     """
     cells = [line.cells for line in lines]
     if _width([HEADER, *cells]) <= columns:

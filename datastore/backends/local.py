@@ -52,44 +52,50 @@ class LocalBackend:
         if not clean_path(path):
             return None
         target = self.root / clean_path(path)
-        if not target.is_file():
-            return None
+        with self._explained(path):
+            if not target.is_file():
+                return None
         return self._stored(target, clean_path(path))
 
     def walk(self, path: str) -> Iterator[StoredFile]:
         """See `Backend`."""
         top = self.root / clean_path(path)
-        if top.is_dir():
+        with self._explained(path):
+            is_folder = top.is_dir()
+        if is_folder:
             yield from self._walk(top, clean_path(path), frozenset())
 
     def _walk(self, folder: Path, shown: str, above: frozenset[str]) -> Iterator[StoredFile]:
         real = os.path.realpath(folder)
         if real in above:  # a link to a parent folder: its files are already listed
             return
-        try:
-            names = sorted(os.scandir(folder), key=lambda item: item.name)
-        except OSError as error:
-            raise self._explain(error, shown) from error
-        for item in names:
-            path = f"{shown}/{item.name}" if shown else item.name
-            if item.is_dir():
+        for item, path, is_folder in self._entries(folder, shown):
+            if is_folder:
                 yield from self._walk(Path(item.path), path, above | {real})
-            elif item.is_file() and PARTIAL_MARK not in item.name:
+            else:
                 yield self._stored(Path(item.path), path)
+
+    def _entries(self, folder: Path, shown: str) -> list[tuple[os.DirEntry[str], str, bool]]:
+        """Return a folder's folders and files: the entry, its path, and whether it is a folder."""
+        found = []
+        with self._explained(shown):
+            for item in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                path = f"{shown}/{item.name}" if shown else item.name
+                is_folder = item.is_dir()
+                if is_folder or (item.is_file() and PARTIAL_MARK not in item.name):
+                    found.append((item, path, is_folder))
+        return found
 
     def children(self, path: str) -> list[StoredFile | Folder]:
         """See `Backend`."""
         top = self.root / clean_path(path)
-        if not top.is_dir():
-            return []
-        found: list[StoredFile | Folder] = []
-        for item in sorted(os.scandir(top), key=lambda entry: entry.name):
-            shown = f"{clean_path(path)}/{item.name}".lstrip("/")
-            if item.is_dir():
-                found.append(Folder(shown))
-            elif item.is_file() and PARTIAL_MARK not in item.name:
-                found.append(self._stored(Path(item.path), shown))
-        return found
+        with self._explained(path):
+            if not top.is_dir():
+                return []
+        return [
+            Folder(shown) if is_folder else self._stored(Path(item.path), shown)
+            for item, shown, is_folder in self._entries(top, clean_path(path))
+        ]
 
     def fetch(self, file: StoredFile, to: Path, count: CountBytes = ignore_bytes) -> str:
         """See `Backend`."""
@@ -171,6 +177,13 @@ class LocalBackend:
         except OSError as error:
             raise self._explain(error, shown) from error
         return StoredFile(shown, status.st_size, f"{status.st_mtime_ns:x}-{status.st_size:x}")
+
+    @contextlib.contextmanager
+    def _explained(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._explain(error, path) from error
 
     def _explain(self, error: OSError, path: str) -> DatastoreError:
         target = self.root / clean_path(path)

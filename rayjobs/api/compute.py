@@ -23,6 +23,7 @@ from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.numbers import is_whole
 from rayjobs.core.paths import home as default_home
 from rayjobs.core.refusing import refuses
+from rayjobs.core.text import verb
 from rayjobs.injob.azureml.exceptions import ComputeTargetException
 from rayjobs.target.local_head import LOCAL
 from rayjobs.target.record import all_targets
@@ -191,7 +192,8 @@ class ComputeTarget:
     def describe(self) -> str:
         """Return one sentence on the requested machines and the target that runs its jobs."""
         record = self._record
-        requested = f"{record.vm_size}, {record.min_nodes} to {record.max_nodes} nodes"
+        size = f"{record.vm_size}, " if record.vm_size else ""
+        requested = f"{size}{record.min_nodes} to {record.max_nodes} nodes"
         target = self.target
         text = f"compute target {self.name!r} ({requested}) runs its jobs on target {target!r}"
         if target == LOCAL:
@@ -618,5 +620,6 @@ def _notice_unused(**kwargs: Any) -> None:
     named = sorted(name for name, value in kwargs.items() if value is not None)
     if named:
         notice(
-            f"AmlCompute: {', '.join(named)} has no effect; rayjobs creates no machines in Azure"
+            f"AmlCompute: {', '.join(named)} {verb(len(named), 'has', 'have')} no effect; rayjobs "
+            f"creates no machines in Azure"
         )

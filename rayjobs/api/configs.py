@@ -105,7 +105,8 @@ class TensorflowConfiguration:
         self.worker_count = _count("worker_count", worker_count)
         if not is_whole(parameter_server_count, at_least=0):
             raise RunConfigurationError(
-                f"parameter_server_count is {parameter_server_count!r}; it must be a whole number"
+                f"parameter_server_count is {parameter_server_count!r}; it must be a whole number, "
+                f"0 or more"
             )
         self.parameter_server_count = parameter_server_count
 
@@ -384,11 +385,12 @@ class ScriptRunConfig:
             )
             if environment is not None:
                 self.run_config.environment = environment
-            self.run_config.max_run_duration_seconds = max_run_duration_seconds
             if docker_runtime_config is not None:
                 self.run_config.docker = docker_runtime_config
             if distributed_job_config is not None:
                 self.run_config.distribute(distributed_job_config)
+        if max_run_duration_seconds is not None:
+            self.run_config.max_run_duration_seconds = max_run_duration_seconds
         self.script = script if script is not None else self.run_config.script
         self.arguments: list[Any] = list(
             _listed(arguments) if arguments is not None else self.run_config.arguments

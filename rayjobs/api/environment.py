@@ -29,7 +29,7 @@ from rayjobs.api.environment_sections import SparkSection as SparkSection
 from rayjobs.core.errors import UsageError
 from rayjobs.spec import requirements
 from rayjobs.spec.curated import curated, curated_names, is_base_image
-from rayjobs.spec.model import JobSpec
+from rayjobs.spec.model import Container, JobSpec
 
 if TYPE_CHECKING:
     from rayjobs.api.workspace import Workspace
@@ -194,16 +194,23 @@ class Environment(FixedAttributes):
     def of_spec(spec: JobSpec) -> Environment:
         """Return the environment that a job's spec requests, or the target's own Python."""
         requested = spec.environment
-        made = Environment(getattr(requested, "name", None) or "job")
+        name = getattr(requested, "name", None) or "job"
+        is_added = getattr(requested, "base", None) is not None
+        made = FrameworkEnvironment(name) if is_added else Environment(name)
+        made.environment_variables = dict(spec.environment_variables)
         if spec.container is not None:
-            made.docker.base_image = spec.container.image
+            made.docker = _docker_of(spec.container)
         if requested is None or isinstance(requested, str):
             made.python.user_managed_dependencies = True
             if requested is not None:
                 made.python.interpreter_path = requested
             return made
         packages = made.python.conda_dependencies = CondaDependencies()
-        packages.set_pip_requirements(requested.pip)
+        packages.set_pip_requirements(
+            [*requirements.as_constraints(requested.constraints), *requested.pip]
+        )
+        for channel in requested.channels:
+            packages.add_channel(channel)
         for one in requested.conda:
             packages.add_conda_package(one)
         if requested.python is not None:
@@ -515,6 +522,23 @@ class FrameworkEnvironment(Environment):
             "base": "target",
             "if_used": list(self.if_used),
         }
+
+
+def _docker_of(container: Container) -> DockerSection:
+    """Return the section that requests the container of a job's spec."""
+    made = DockerSection()
+    made.base_image, made.base_dockerfile = container.image, container.dockerfile
+    made.arguments = list(container.arguments)
+    if container.shm_mib is not None:
+        made.shm_size = f"{container.shm_mib * 2**20:.0f}b"
+    login = container.registry
+    if login is not None:
+        made.base_image_registry.address = login.address
+        # The section has no form for a password in a file.
+        if login.password is not None and login.password.env is not None:
+            made.base_image_registry.username = login.username
+            made.base_image_registry.password = f"${{{login.password.env}}}"
+    return made
 
 
 def _secret(password: str | None) -> str:

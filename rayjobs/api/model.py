@@ -77,7 +77,7 @@ class Model:
         model_framework: str | None = None,
         expand: bool = True,
     ) -> None:
-        """Find the newest version that matches all arguments.
+        """Find a version: by `id`, else the newest that matches the other arguments.
 
         Args:
             expand: Accepted but unused: a model always has all its details.
@@ -247,7 +247,7 @@ class Model:
 
     @property
     def datasets(self) -> list[dict[str, Any]]:
-        """The data that the run read."""
+        """The datasets of its lineage: those that the run read, and those named at registration."""
         return [dict(one) for one in self._kept.lineage.get("data", ())]
 
     @property

@@ -9,11 +9,14 @@ from rayjobs.api.configs import (
     PyTorchConfiguration,
     RunConfiguration,
     RunConfigurationError,
+    argument_text,
     target_name,
 )
-from rayjobs.api.environment import Environment
-from rayjobs.core.errors import NotFoundError, SpecError
+from rayjobs.api.environment import Environment, FrameworkEnvironment
+from rayjobs.core.errors import NotFoundError, SpecError, UsageError
 from rayjobs.core.files import write_atomic
+from rayjobs.core.text import verb
+from rayjobs.data.arguments import is_data
 from rayjobs.spec.text import parse_yaml, write_yaml
 
 FOLDERS = (".azureml", "aml_config")
@@ -26,7 +29,17 @@ def save(
     name: str | None,
     separate_environment: bool,
 ) -> Path:
-    """Write a configuration with its environment variables, as Azure ML does; return the file."""
+    """Write a configuration with its environment variables, as Azure ML does; return the file.
+
+    Raises:
+        UsageError: the file cannot hold one of its settings; names them all.
+    """
+    unsaved = _unsaved(settings)
+    if unsaved:
+        raise UsageError(
+            f"{', '.join(unsaved)} cannot be saved in a run configuration file; set "
+            f"{verb(len(unsaved), 'it', 'them')} again after RunConfiguration.load"
+        )
     file = _new_file(Path.cwd() if path is None else Path(path), name)
     file.parent.mkdir(parents=True, exist_ok=True)
     values = to_dict(settings)
@@ -63,20 +76,55 @@ def delete(path: str | Path, name: str) -> None:
     _found(Path(path), name).unlink()
 
 
+def _unsaved(settings: RunConfiguration) -> list[str]:
+    """Return the names of set attributes for which a file has no place."""
+    usual = RunConfiguration()
+    found = [name for name in _UNSAVED if getattr(settings, name) != getattr(usual, name)]
+    for name in ("arguments", "command"):
+        words = getattr(settings, name)
+        if isinstance(words, list | tuple) and any(is_data(word) for word in words):
+            found.append(name)
+    if settings.docker.arguments or settings.docker.shm_size is not None:
+        found.append("docker")
+    if isinstance(settings.environment, FrameworkEnvironment):
+        found.append("environment")
+    return found
+
+
+_UNSAVED = (
+    *("data", "data_references", "output_data", "cpus_per_process", "gpus_per_process"),
+    *("use_gpu", "memory_gib_per_process", "node_types", "spot"),
+)
+
+
+def _environment_of(settings: RunConfiguration) -> Environment | None:
+    """Return the environment; a path becomes an environment that uses this interpreter."""
+    given = settings.environment
+    if not isinstance(given, str | Path):
+        return given if isinstance(given, Environment) else None
+    made = Environment("interpreter")
+    made.python.user_managed_dependencies = True
+    made.python.interpreter_path = str(given)
+    return made
+
+
 def to_dict(settings: RunConfiguration) -> dict[str, Any]:
     """Return the content of a configuration's file."""
-    environment = settings.environment
+    environment = _environment_of(settings)
+    command = settings.command
+    if command is not None and not isinstance(command, str):
+        command = " ".join(argument_text(word) for word in command)  # as a submit does
     return {
         "script": settings.script,
-        "arguments": [str(one) for one in settings.arguments],
-        "command": settings.command if isinstance(settings.command, str) else None,
+        "arguments": [argument_text(one) for one in settings.arguments],
+        "command": command,
         "target": target_name(settings.target),
         "framework": settings.framework,
         "communicator": settings.communicator,
         "nodeCount": settings.node_count,
         "maxRunDurationSeconds": settings.max_run_duration_seconds,
         "priority": settings.priority,
-        "environment": environment.to_dict() if isinstance(environment, Environment) else None,
+        "environment": None if environment is None else environment.to_dict(),
         "environmentVariables": dict(settings.environment_variables),
         "mpi": {"processCountPerNode": settings.mpi.process_count_per_node},
         "pytorch": None

@@ -1,7 +1,4 @@
-"""TensorBoard for runs: on their event files, or on metrics converted to event files.
-
-Source: ``azureml.tensorboard.Tensorboard`` and ``azureml.tensorboard.export``.
-"""
+"""TensorBoard on the event files of runs."""
 
 from __future__ import annotations
 
@@ -11,11 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.paths import AttemptPaths
@@ -186,82 +182,3 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-class Tensorboard:
-    """TensorBoard on the event files of runs, updated while they run.
-
-    Args:
-        runs: Runs; for a sweep, its trials are shown.
-        local_root: Folder for the files; None creates a temporary one.
-        port: 0 means any free port, as in `rayjobs tensorboard`.
-    """
-
-    def __init__(self, runs: Any, local_root: str | None = None, port: int = 6006) -> None:
-        self._runs = list(runs) if isinstance(runs, Sequence) else [runs]
-        self._root = (
-            Path(local_root) if local_root else Path(tempfile.mkdtemp(prefix="rayjobs-tb-"))
-        )
-        self._port = port
-        self._server: Server | None = None
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self, start_browser: bool = False) -> str:
-        """Fetch the files and start the server; return its address.
-
-        Raises:
-            UsageError: TensorBoard is not installed, or does not start.
-        """
-        fetched = [self._files_of(run) for run in self._runs]
-        for files in fetched:
-            files.refresh()
-        self._server = Server(self._root, self._port)
-        self._thread = threading.Thread(
-            target=self._follow, args=([files.refresh for files in fetched],), daemon=True
-        )
-        self._thread.start()
-        if start_browser:
-            import webbrowser
-
-            webbrowser.open(self._server.url)
-        return self._server.url
-
-    def _files_of(self, run: Any) -> EventFiles:
-        opened = run.experiment.workspace.opened
-        return EventFiles(opened, runs_below(opened, run.id), self._root)
-
-    def _follow(self, refreshes: Sequence[Callable[[], int]]) -> None:
-        while not self._stop.wait(REFRESH_S):
-            for refresh in refreshes:
-                refresh()
-
-    def stop(self) -> None:
-        """Stop the server and the updates; the files stay."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-        if self._server is not None:
-            self._server.stop()
-
-
-def export_to_tensorboard(run_data: Any, logdir: str | Path) -> None:
-    """Write the metrics of a run, or of several, as event files below `logdir`.
-
-    Raises:
-        UsageError: tensorboardX, a dependency of Ray Tune, is not installed.
-    """
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError as error:
-        raise UsageError("event files need the package tensorboardX; install ray[tune]") from error
-    from rayjobs.results import metrics
-
-    runs = list(run_data) if isinstance(run_data, Sequence) else [run_data]
-    for run in runs:
-        opened = run.experiment.workspace.opened
-        folder = Path(logdir) / run.id if len(runs) > 1 else Path(logdir)
-        with SummaryWriter(str(folder)) as writer:
-            for name, one in metrics.series(opened.store.metrics(run.id)).items():
-                for step, value in zip(one.steps, one.values, strict=True):
-                    writer.add_scalar(name, value, int(step))

@@ -160,10 +160,10 @@ def _reason(run: Any) -> str:
 
 def _end_of_log(run: Any) -> tuple[str, str]:
     """Return the name and last lines of rank 0's log; ("", "") while there is none."""
-    logs = getattr(run, "_logs", None)
-    if logs is None:
+    files = getattr(run, "_files", None)
+    if files is None:
         return "", ""
-    found = logs()
+    found = files.logs
     names = found.names()
     name = next((one for one in names if "driver_log" in one), names[0] if names else "")
     if not name:

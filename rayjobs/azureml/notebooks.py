@@ -12,6 +12,7 @@ import builtins
 import json
 import linecache
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from rayjobs.core.errors import UsageError
 from rayjobs.injob.lazy_dataclass import dataclass
 
 TIMED = ("time", "timeit")
+# Source: the options of IPython's %timeit, which say how often it runs the statement.
+_TIMEIT_OPTIONS = re.compile(r"(-([nrp]\s*\d+|v\s*[A-Za-z_]\w*|[tcqo]+)(\s+|$))*")
 PYTHON_CELLS = (*TIMED, "capture", "prun")  # the cell magics whose body is Python
 # Magics that only affect the display.
 _DISPLAY = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload", "pylab", "precision")
@@ -213,7 +216,7 @@ def _cell_magic(head: str, body: str, names: dict[str, Any], name: str) -> bool:
     """Execute a cell's ``%%magic``; return True if its body is Python that must still run.
 
     Raises:
-        UsageError: the magic is unknown.
+        UsageError: the magic is unknown, or the program of a script failed.
     """
     words = shlex.split(head)
     magic, options = words[0] if words else "", words[1:]
@@ -229,8 +232,12 @@ def _cell_magic(head: str, body: str, names: dict[str, Any], name: str) -> bool:
             out.write(body)
         _say(f"{'added to' if append else 'wrote'} {target}")
         return False
-    if magic in ("bash", "sh", "script", "!"):
+    if magic == "!":
         _shell_lines(body, names)
+        return False
+    if magic in ("bash", "sh", "script"):
+        program = [] if magic == "script" else [magic]
+        _script([*program, *(_filled(one, names) for one in options)], body)
         return False
     if magic in ("html", "HTML", "javascript", "js", "latex", "markdown", "svg"):
         return False
@@ -263,6 +270,8 @@ def _run_line(line: str, names: dict[str, Any], assigned: bool = False) -> Any:
             os.environ[key.strip()] = value.strip()
         return os.environ.get(key.strip())
     if magic in TIMED:
+        if magic == "timeit":
+            rest = rest[_TIMEIT_OPTIONS.match(rest).end() :]  # type: ignore[union-attr]  # matches ""
         with _timed():
             exec(compile(rest, "<%time>", "exec"), names)  # noqa: S102
         return None
@@ -275,6 +284,31 @@ def _run_line(line: str, names: dict[str, Any], assigned: bool = False) -> Any:
     raise UsageError(
         f"the magic %{magic} is not supported; use cd, env, time, pip or a display magic"
     )
+
+
+def _script(words: Sequence[str], body: str) -> None:
+    """Run a program with a cell's body as its input; print its output.
+
+    Raises:
+        UsageError: the program cannot be started, or its exit code is not 0.
+    """
+    command = [one for one in words if one != "--no-raise-error"]
+    refused = [one for one in command if one.split("=")[0] in ("--out", "--err", "--bg", "--proc")]
+    if refused or not command:
+        what = f"{refused[0]} is not supported" if refused else "name a program"
+        raise UsageError(f"a cell that another program runs: {what}")
+    if _installs(body):
+        _say(f"left out: {body.splitlines()[0]} (a driver does not change its environment)")
+        return
+    try:
+        done = subprocess.run(
+            command, input=body, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
+    sys.stdout.write(done.stdout)
+    if done.returncode and len(command) == len(words):
+        raise UsageError(f"{shlex.join(command)} ended with exit code {done.returncode}")
 
 
 def _shell_lines(
@@ -303,7 +337,6 @@ def _installs(command: str) -> bool:
 
 def _filled(text: str, names: Mapping[str, Any]) -> str:
     """Substitute ``{name}`` and ``$name`` as notebooks do; leave unknown names unchanged."""
-    import re
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[2]

@@ -5,9 +5,11 @@ from __future__ import annotations
 # Imported name as ``module.name``, or ``Class.member`` → what happens instead.
 SUBSTITUTED: dict[str, str] = {
     "azureml.telemetry.set_diagnostics_collection": "does nothing, since nothing is collected",
+    "AbstractAuthentication": "accepted but unused: a workspace needs no login",
     "AmlCompute": "a compute runs its jobs on the target of its name, the mapped one, or `local`",
     "ArmTokenAuthentication": "accepted but unused: a workspace needs no login",
     "AzureCliAuthentication": "accepted but unused: a workspace needs no login",
+    "AzureMLTokenAuthentication": "accepted but unused: a workspace needs no login",
     "InteractiveLoginAuthentication": "accepted but unused: a workspace needs no login",
     "MsiAuthentication": "accepted but unused: a workspace needs no login",
     "ServicePrincipalAuthentication": "accepted but unused: a workspace needs no login",

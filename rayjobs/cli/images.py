@@ -267,6 +267,11 @@ def train(
                 f"{model!r} is not a network; use one of: {', '.join(NETWORKS)}, or the folder of "
                 f"an untrained model"
             )
+        if weights is not None:
+            raise UsageError(
+                f"--weights needs the name of a network as --model: the untrained model {model!r} "
+                f"names its own weights"
+            )
         data["model"] = model
     else:
         values["model"] = model

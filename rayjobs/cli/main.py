@@ -31,7 +31,10 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "verify_resume:verify_resume",
             "Prove that a script resumes correctly after random kills.",
         ),
-        "update": ("update:update", "Change a waiting job's limit, resources, priority or tags."),
+        "update": (
+            "update:update",
+            "Change a waiting job's time limit, resources, priority or tags.",
+        ),
         "stacks": ("stacks:stacks", "Show the Python stack of each rank of a running job."),
         "exec": ("exec:exec_", "Run a command or a shell next to a rank of a running job."),
         "port": ("port:port", "Reach a port of a running job from this machine."),

@@ -57,7 +57,7 @@ def update(
     release: bool,
     **options: str | None,
 ) -> None:
-    """Change a waiting job's limit, resources, priority or tags, or hold it.
+    """Change a waiting job's time limit, resources, priority or tags, or hold it.
 
     Each change creates a new revision of the job's spec. The job keeps its position in the queue
     and its code. A running job can change only its priority, tags, display name and hold. A change

@@ -47,7 +47,7 @@ class UsedImage(Message):
 
 @dataclass(frozen=True)
 class MeantImage(Message):
-    """The image that the name in a job means on the job's first node, and so on all of its nodes.
+    """The image that a name means on the job's first node, and therefore on all of its nodes.
 
     The first node stores it with the job as ``azureml-setup/image.json``.
 

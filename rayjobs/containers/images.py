@@ -75,7 +75,12 @@ class AskedImage:
     @property
     def text(self) -> str:
         """Its display name."""
-        return self.called or self.image or "the job's Dockerfile"
+        return self.called or self.image or "the image of the job's Dockerfile"
+
+    @property
+    def words(self) -> str:
+        """The words for it in a sentence."""
+        return self.text if self.image is None else f"the image {self.text!r}"
 
     def as_pinned(self, name: str) -> AskedImage:
         """Return the request for the image under its name with a digest."""
@@ -345,8 +350,9 @@ class Images:
         program = Path(step.arguments[0]).name
         if not work.has_waited:
             work.has_waited = True
-            work.tell(f"fetching {asked.text} with {program}", {"step": "fetch"})
-        doing = "the image cannot be built" if asked.image is None else "it cannot be fetched"
+            verb = "building" if asked.image is None else "fetching"
+            work.tell(f"{verb} {asked.text} with {program}", {"step": "fetch"})
+        doing = "it cannot be built" if asked.image is None else "it cannot be fetched"
         try:
             await run(
                 step.arguments,
@@ -354,10 +360,10 @@ class Images:
                 cwd=work.paths.tmp,
                 build_log=work.log(),
                 control=work.control,
-                doing=f"the image {asked.text!r}: {program}" if asked.image else doing,
+                doing=f"{asked.words}: {program if asked.image else doing}",
             )
         except PrepareError as error:
-            raise container_tools.in_words(error, f"the image {asked.text!r}: {doing}") from error
+            raise container_tools.in_words(error, f"{asked.words}: {doing}") from error
 
     async def _unpacked(
         self, path: Path, tag: str | None, asked: AskedImage, work: ImageWork
@@ -391,7 +397,7 @@ class Images:
                 cwd=work.paths.tmp,
                 build_log=work.log(),
                 control=work.control,
-                doing=f"the image {asked.text!r} cannot be unpacked",
+                doing=f"{asked.words} cannot be unpacked",
             )
         except ProgramFailedError as error:
             refusal = unpacking.refusal(folder) if error.status == unpacking.REFUSED else None
@@ -536,7 +542,7 @@ def _stamp(source: Reference | None) -> str | None:
 
 def _bad(asked: AskedImage, error: BadImageError, lines: Sequence[str] = ()) -> PrepareError:
     return PrepareError(
-        f"the image {asked.text!r} cannot be used: {error}",
+        f"{asked.words} cannot be used: {error}",
         failure_class=FailureClass.ENVIRONMENT,
         lines=tuple(lines),
         is_permanent=True,

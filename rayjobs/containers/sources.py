@@ -14,6 +14,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,7 @@ from rayjobs.injob.lazy_dataclass import dataclass
 
 JSON_LIMIT = 8 * 2**20  # bytes of a manifest or a configuration
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
+_ZSTANDARD_BYTES = 2**11  # decompressed at a time; they can become 64 MiB
 _INDEXES = ("index.v1+json", "manifest.list.v2+json")
 _REFERENCE = "org.opencontainers.image.ref.name"
 _NAMES = (_REFERENCE, "io.containerd.image.name")
@@ -79,7 +81,9 @@ class Image(ABC):
                 yield plain  # type: ignore[misc]
                 plain.finish(f"layer {layer.blob}")
                 stored.finish(f"layer {layer.blob}")
-            except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            except Exception as error:
+                if not _is_damage(error):
+                    raise
                 raise BadImageError(f"layer {layer.blob} is damaged: {error}") from error
 
     def _count(self, size: int) -> None:
@@ -128,7 +132,7 @@ def _uncompressed(stream: _Hashed) -> Any:
     if head.startswith(b"\x28\xb5\x2f\xfd"):
         import zstandard
 
-        return zstandard.ZstdDecompressor().stream_reader(whole, read_across_frames=True)
+        return _Zstandard(whole, zstandard.ZstdDecompressor().decompressobj)
     if head.startswith(b"BZh"):
         import bz2
 
@@ -138,6 +142,50 @@ def _uncompressed(stream: _Hashed) -> Any:
 
         return lzma.LZMAFile(whole)
     return whole
+
+
+def _is_damage(error: Exception) -> bool:
+    """Return whether an error says that compressed bytes are damaged."""
+    if isinstance(error, OSError):
+        return error.errno is None  # of gzip and bz2; errors of the disk have a number
+    # lzma and zstandard are imported only for layers that they compressed.
+    names = ("LZMAError", "ZstdError")
+    return isinstance(error, zlib.error | EOFError) or type(error).__name__ in names
+
+
+class _Zstandard:
+    """The plain bytes of zstandard's frames; unlike the library's own reader, it notices a cut."""
+
+    def __init__(self, stream: Any, frame: Callable[[], Any]) -> None:
+        self._stream, self._new_frame = stream, frame
+        self._frame: Any = None
+        self._rest = b""  # stored bytes after the last frame that has ended
+        self._plain = BytesIO()
+
+    def read(self, size: int = -1) -> bytes:
+        found = []
+        left = size
+        while left and (part := self._plain.read(left) or self._next(left)):
+            found.append(part)
+            left -= len(part) if size > 0 else 0
+        return b"".join(found)
+
+    def _next(self, size: int) -> bytes:
+        """Decompress the next stored bytes; return up to `size` of the plain ones."""
+        plain = b""
+        while not plain:
+            stored, self._rest = self._rest or self._stream.read(_ZSTANDARD_BYTES), b""
+            if not stored:
+                if self._frame is not None:
+                    raise EOFError("it ends in the middle of a compressed frame")
+                return b""
+            if self._frame is None:
+                self._frame = self._new_frame()
+            plain = self._frame.decompress(stored)
+            if self._frame.eof:
+                self._rest, self._frame = self._frame.unused_data, None
+        self._plain = BytesIO(plain)
+        return self._plain.read(size)
 
 
 class _Joined:
@@ -267,7 +315,12 @@ class _Files(ABC):
     def read(self, name: str) -> bytes:
         """Return the content of one of them, which has a size limit."""
         with self.open(name) as file:
-            data = file.read(JSON_LIMIT + 1)
+            try:
+                data = file.read(JSON_LIMIT + 1)
+            except Exception as error:
+                if not _is_damage(error):
+                    raise
+                raise BadImageError(f"its {name} cannot be read: {error}") from error
         if len(data) > JSON_LIMIT:
             raise BadImageError(f"{name} is larger than {size_text(JSON_LIMIT)}")
         return data
@@ -296,7 +349,9 @@ class _Archive(_Files):
                 if one.offset_data + one.size > most_bytes:
                     raise too_large(most_bytes)
                 self._members[one.name.removeprefix("./")] = one
-        except (tarfile.TarError, EOFError, zlib.error) as error:
+        except Exception as error:
+            if not isinstance(error, tarfile.TarError) and not _is_damage(error):
+                raise
             raise unreadable("it", error) from error
 
     def __contains__(self, name: str) -> bool:

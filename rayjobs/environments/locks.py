@@ -74,7 +74,7 @@ def stored(
     return None
 
 
-def has_own_torch(lock: str) -> bool:
+def needs_horovod(lock: str) -> bool:
     """Whether a lock installs torch but not Horovod."""
     names = {one.name for one in packages(lock) if one.source not in ("target", "image")}
     return "torch" in names and "horovod" not in names

@@ -95,7 +95,7 @@ class Environments:
             return await self._realise_conda(of_conda, request, work)
         lock = await self._resolved(request, base, work)
         key = request.key(lock)
-        if adds_horovod := work.uses_horovod and work.image is None and locks.has_own_torch(lock):
+        if adds_horovod := work.uses_horovod and work.image is None and locks.needs_horovod(lock):
             key = adding.key_with(key)
         async with self._placed(key, work) as (key, is_usable):
             if not is_usable:

@@ -31,7 +31,7 @@ def training_config(
             print_frequency.
         settings: Further options of the script: image_size, augmentation, cache, threads,
             checkpoint_every, precision, compile, gradient_parts, register, onnx.
-        more: Further arguments of ScriptRunConfig: compute_target, distributed_job_config, …
+        **kwargs: Further arguments of ScriptRunConfig: compute_target, distributed_job_config, …
 
     Raises:
         SpecError: a parameter is out of range.

@@ -23,7 +23,7 @@ class ImageStep(PythonScriptStep):
         arguments: The script's arguments.
         inputs: Data that it reads; strings and None are ignored.
         outputs: Data that it writes; None is ignored.
-        more: Further arguments of `PythonScriptStep`: compute_target, runconfig,
+        **kwargs: Further arguments of `PythonScriptStep`: compute_target, runconfig,
             runconfig_pipeline_params, allow_reuse, version.
     """
 
@@ -56,7 +56,7 @@ class ConvertToImageDirectory(ImageStep):
         validation_output: Destination of the validation images.
         validation_share: The share of validation images, between 0 and 1.
         name: The step's name.
-        more: See `ImageStep`.
+        **kwargs: See `ImageStep`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PyTorchModel(ImageStep):
         output: Destination of the untrained model.
         weights: Data with a file of initial weights.
         name: The step's name.
-        more: See `ImageStep`.
+        **kwargs: See `ImageStep`.
 
     Raises:
         UsageError: there is no such network.
@@ -117,7 +117,7 @@ class TrainPytorchModel(ImageStep):
             patience, print_frequency; each a value or a PipelineParameter.
         settings: Further options of the script: image_size, augmentation, cache, threads,
             checkpoint_every, precision, compile, gradient_parts, register, onnx.
-        more: See `ImageStep`. `runconfig` sets nodes and processes.
+        **kwargs: See `ImageStep`. `runconfig` sets nodes and processes.
 
     Raises:
         SpecError: a parameter is out of range.
@@ -164,7 +164,7 @@ class ScoreImageModel(ImageStep):
         output: Destination of the table, `scores.parquet` or `scores.csv`.
         table_format: parquet or csv.
         name: The step's name.
-        more: See `ImageStep`.
+        **kwargs: See `ImageStep`.
     """
 
     def __init__(

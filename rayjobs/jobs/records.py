@@ -48,7 +48,8 @@ class Job:
             "interactive" for a run to which a process outside the queue logs.
         parent: Id of the run that it belongs to, such as a sweep, an array or a pipeline run.
         array_index: Its index in its array; None if it is not a member.
-        placed_at: When it first got an allocation; for an array, when its first member did.
+        placed_at: When it first got an allocation; for an array, when its first member did; for a
+            sweep that is a step of a pipeline, when the steps before it had ended.
         held: Why it is held in the queue until a user releases it; None: not held.
         description: The users' description.
     """

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from rayjobs.pipelines.steps import StepBase
 
 NAME = re.compile(r"^[A-Za-z0-9_]+$")
-PARAMETER_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_ -]*$")
+GIVEN_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_ -]*$")
 OUTPUT_MODES = ("mount", "upload", "direct", "hdfs")
 INPUT_MODES = ("mount", "download", "direct")
+_OUTPUTS, _INPUTS = ", ".join(OUTPUT_MODES), ", ".join(INPUT_MODES)
 DEFAULT_PATH = "azureml/{run-id}/{output-name}"
 
 
@@ -110,7 +111,7 @@ class PipelineData:
                     f"underscores"
                 )
         if output_mode not in OUTPUT_MODES:
-            raise UsageError(f"output_mode is {output_mode!r}; use 'mount' or 'upload'")
+            raise UsageError(f"output_mode is {output_mode!r}; use one of: {_OUTPUTS}")
         if training_output is not None and not isinstance(training_output, TrainingOutput):
             raise UsageError(
                 f"training_output is a {type(training_output).__name__}; give a TrainingOutput"
@@ -220,7 +221,7 @@ class InputPortBinding:
         **kwargs: Any,
     ) -> None:
         if bind_mode not in INPUT_MODES:
-            raise UsageError(f"bind_mode is {bind_mode!r}; use 'mount' or 'download'")
+            raise UsageError(f"bind_mode is {bind_mode!r}; use one of: {_INPUTS}")
         name = name or getattr(bind_object, "name", None)
         if not isinstance(name, str) or NAME.match(name) is None:
             raise UsageError(
@@ -345,7 +346,8 @@ class PipelineParameter:
     """A value that each run of a pipeline may set.
 
     Args:
-        name: Letters, digits, underscores; it is the key of `pipeline_parameters`.
+        name: Letters, digits, underscores, spaces and dashes; the first is a letter or an
+            underscore. It is the key of `pipeline_parameters`.
         default_value: A string, a number, a bool, a DataPath, or a dataset.
 
     Raises:
@@ -353,10 +355,10 @@ class PipelineParameter:
     """
 
     def __init__(self, name: str, default_value: Any) -> None:
-        if not isinstance(name, str) or PARAMETER_NAME.match(name) is None:
+        if not isinstance(name, str) or GIVEN_NAME.match(name) is None:
             raise UsageError(
-                f"the name of a PipelineParameter is {name!r}; begin with a letter, and use "
-                f"letters, digits and underscores"
+                f"the name of a PipelineParameter is {name!r}; begin with a letter or an "
+                f"underscore, and use letters, digits, underscores, spaces and dashes"
             )
         self.name = name
         self.default_value = default_value

@@ -138,7 +138,7 @@ def _near(word: str, known: Mapping[str, object]) -> str:
     near = difflib.get_close_matches(word, known, n=1)
     if near:
         return f"Did you mean {near[0]!r}?"
-    return f"There is: {', '.join(known) or 'none'}."
+    return f"The known names are: {', '.join(known) or 'none'}."
 
 
 def _same_outputs(spec: PipelineSpec) -> Iterator[Problem]:

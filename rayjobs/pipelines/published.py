@@ -356,7 +356,12 @@ class PipelineEndpoint:
             UsageError: there is no such version.
         """
         store = self._workspace.opened.store
-        store.set_endpoint_default(self.name, int(version))
+        known = {str(one.version): one.version for one in store.endpoint_versions(self.name)}
+        if str(version) not in known:
+            raise UsageError(
+                f"the endpoint {self.name!r} has no version {version}; it has: {', '.join(known)}"
+            )
+        store.set_endpoint_default(self.name, known[str(version)])
         self._versions = store.endpoint_versions(self.name)
 
     def set_default(self, pipeline: PublishedPipeline) -> None:

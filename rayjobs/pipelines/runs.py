@@ -180,7 +180,7 @@ class PipelineRun(JobRun):
 
     # -- state and end -----------------------------------------------------------------------------
     def get_status(self) -> str:
-        """Return NotStarted, Queued, Running, Finished, Failed or Canceled."""
+        """Return Queued, Running, Finished, Failed or Canceled."""
         job = self._job()
         if job.state is JobState.RUNNING and job.placed_at is None:
             return str(JobState.QUEUED)

@@ -133,6 +133,11 @@ def constraints_apart(lines: Sequence[Any]) -> tuple[list[Any], list[str]]:
     return kept, found
 
 
+def as_constraints(constraints: Sequence[str]) -> list[str]:
+    """Return constraints as the lines from which `constraints_apart` takes them."""
+    return [f"{_CONSTRAINT}{one}" for one in constraints]
+
+
 def name_of(line: str) -> str:
     """Return the package name in a line, normalized as package indexes do."""
     found = re.match(r"[A-Za-z0-9._-]+", line.strip())

@@ -82,7 +82,7 @@ WAITING_SWEEPS = """
 SELECT * FROM jobs WHERE parent = :pipeline AND kind = 'sweep' AND state = 'Queued'
 """
 START_SWEEP = """
-UPDATE jobs SET state = 'Running', changed_at = :now
+UPDATE jobs SET state = 'Running', changed_at = :now, placed_at = :now
 WHERE id = :job AND kind = 'sweep' AND state = 'Queued'
 """
 COUNTS = f"SELECT jobs.state, COUNT(*) AS n {_STEPS} GROUP BY jobs.state"

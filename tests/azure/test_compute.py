@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -269,6 +270,19 @@ def test_unknown_compute_name_means_local_only_in_an_azure_program(
     assert "'some-cluster' is not known here" in capsys.readouterr().err
 
 
+def test_a_compute_without_a_size_is_described(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    become_azure_program()
+    described = workspace.compute_targets["lab"].describe()
+    assert re.match(r"compute target 'lab' \(\d+ to \d+ nodes\) runs", described)
+    capsys.readouterr()
+    AmlCompute.provisioning_configuration("STANDARD_D2_V2", vnet_name="a", subnet_name="b")
+    assert "subnet_name, vnet_name have no effect" in capsys.readouterr().err
+    AmlCompute.provisioning_configuration("STANDARD_D2_V2", vnet_name="a")
+    assert "vnet_name has no effect" in capsys.readouterr().err
+
+
 def test_a_run_configuration_is_saved_and_loaded(tmp_path: Path) -> None:
     settings = RunConfiguration("train.py", ["--lr", 0.1], communicator="OpenMpi")
     settings.target, settings.node_count = "cpu", 2
@@ -290,6 +304,23 @@ def test_a_run_configuration_is_saved_and_loaded(tmp_path: Path) -> None:
         settings.typo = 1
     with pytest.raises(AttributeError, match="does not run Spark"):
         settings.spark = 1
+
+
+def test_a_saved_run_configuration_loses_nothing(tmp_path: Path) -> None:
+    settings = RunConfiguration(command=["python train.py", "--lr", 0.1, "&& echo done"])
+    settings.environment = Path("/opt/mine")
+    settings.save(tmp_path, "mine")
+    found = ScriptRunConfig("src", run_config=RunConfiguration.load(tmp_path, "mine")).to_spec()
+    assert found.command == "python train.py --lr 0.1 && echo done"
+    assert found.environment == "/opt/mine"
+    settings.gpus_per_process = 2
+    settings.docker.arguments.append("--ipc=host")
+    with pytest.raises(UsageError, match="gpus_per_process, docker cannot be saved in a run conf"):
+        settings.save(tmp_path, "mine")
+    settings = RunConfiguration("a.py", framework="PyTorch")
+    settings.data = {"x": "ds"}
+    with pytest.raises(UsageError, match=r"^data cannot be saved .*; set it again"):
+        settings.save(tmp_path, "mine")
 
 
 def test_experiments_have_tags_and_an_archive(workspace: Workspace) -> None:

@@ -38,6 +38,24 @@ def test_cells_magics_and_shell_lines_work(own_home: Path) -> None:
     assert re.search(r"^Wall time: [\d.e-]+ s$", done.stderr, re.MULTILINE)
 
 
+def test_a_cell_runs_in_the_program_of_its_magic(own_home: Path) -> None:
+    path = write_notebook(
+        own_home / "n.ipynb",
+        "name = 'of the notebook'\nprogram = 'python3'",
+        "%%bash\nname=(of bash)\necho $name ${name[1]}",
+        "%%sh\necho ${BASH_VERSION:-plain}",
+        "%%script {program} -\nprint(6 * 7)",
+        "%%script --no-raise-error bash\necho goes on\nexit 3",
+        "%timeit -n 10 -r3 -q name.upper()",
+        "%%bash\necho before\nexit 4",
+        "print('never')",
+    )
+    done = azureml_run(str(path), cwd=own_home)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.splitlines() == ["of bash", "plain", "42", "goes on", "before"]
+    assert "bash ended with exit code 4" in done.stderr
+
+
 def test_a_failing_cell_is_named_and_the_later_ones_do_not_run(own_home: Path) -> None:
     path = write_notebook(
         own_home / "n.ipynb",

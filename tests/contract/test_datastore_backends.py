@@ -1,5 +1,6 @@
 """The contract of storages; the tests of S3 inherit it as well."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -8,7 +9,13 @@ import pytest
 from rayjobs.datastore.backends import Backend, Folder, StoredFile
 from rayjobs.datastore.backends.local import LocalBackend
 from rayjobs.datastore.digests import digest_of
-from rayjobs.datastore.errors import DataChanged, DataNotFound, DatastoreError
+from rayjobs.datastore.errors import (
+    AccessDenied,
+    DataChanged,
+    DataNotFound,
+    DatastoreError,
+    DatastoreUnavailable,
+)
 
 TREE = {"a/one.txt": b"one", "a/b/two.txt": b"two two", "top.txt": b"", "a b/ü+%.txt": b"odd name"}
 
@@ -162,6 +169,23 @@ class TestLocalBackend(BackendContract):
     def test_a_file_being_written_is_not_shown(self, backend: Backend, tmp_path: Path) -> None:
         (tmp_path / "store" / ".file.partial-0a1b").write_text("half")
         assert list(backend.walk("")) == []
+
+    def test_paths_that_the_file_system_refuses(self, backend: Backend) -> None:
+        name = "n" * 300  # longer than any file system's names
+        for ask in (backend.stat, backend.children, lambda path: list(backend.walk(path))):
+            with pytest.raises(DatastoreUnavailable, match="File name too long"):
+                ask(name)
+
+    def test_a_folder_that_cannot_be_read(
+        self, backend: Backend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def scandir(path: Path) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+        monkeypatch.setattr("rayjobs.datastore.backends.local.os.scandir", scandir)
+        for ask in (backend.children, lambda path: list(backend.walk(path))):
+            with pytest.raises(AccessDenied, match="check the folder's permissions"):
+                ask("")
 
     def test_missing_root_is_reported(self, tmp_path: Path) -> None:
         with pytest.raises(DataNotFound, match="nowhere"):

@@ -189,11 +189,13 @@ class PipelineContract:
         assert states(store, run)["search"] == "Running"
         assert store.sweeps_to_drive("local") == [("j-search", DRIVER)]
         assert store.sweep("j-search").spec == {"metric": "loss"}
+        assert store.job("j-search").placed_at == store.job("j-a").ended_at  # its start
 
     def test_a_run_begins_with_the_first_trial_of_its_sweep(self, store: Store) -> None:
         run = put(store, step(0, "search", driver=DRIVER, sweep={"metric": "loss"}))
         before = store.job(run.job.id), store.job("j-search")
-        assert [one.started_at or one.placed_at for one in before] == [None, None]
+        assert [one.started_at for one in before] == [None, None]
+        assert before[0].placed_at is None
         trial = submit(store, parent="j-search")
         bring(store, trial, JobState.RUNNING)
         after, sweep = store.job(run.job.id), store.job("j-search")

@@ -63,6 +63,8 @@ def ending(_context: DoctorContext) -> Iterator[Finding]:
                 killed, why = False, "cgroup.kill ended nothing"
         elif tree.cgroup is None:
             why = find_cgroup(tree.marker)[1]
+        else:
+            why = "cgroup.kill cannot be written"
     topic = "ending jobs"
     if killed:
         text = "the kernel ends all processes of an attempt (cgroup v2, cgroup.kill)"

@@ -39,8 +39,8 @@ def attempts(context: DoctorContext) -> Iterator[Finding]:
     dead = [item.name for item in made.items if item.kind == "attempt"]
     data = {"attempts": dead, "bytes": made.bytes, "unused": len(made.items) - len(dead)}
     prune = (
-        "The target's next start removes those whose files are stored. An hour after their ends, "
-        "`rayjobs prune --scratch` shows all of them and removes them if you confirm."
+        "The target's next start removes those whose files are stored. An hour after their jobs "
+        "have ended, `rayjobs prune --scratch` shows all of them and removes them if you confirm."
     )
     if made.unstored:
         jobs = list(dict.fromkeys(one.job for one in made.unstored))

@@ -61,6 +61,8 @@ def _disk(name: str, folder: Path) -> Finding:
     elif not os.access(there, os.W_OK):
         level, text = Level.FAIL, f"{folder} cannot be written by this user"
         remedy = "Use another folder: set RAYJOBS_HOME or RAYJOBS_WORKSPACE."
+        if str(folder) == name:  # /tmp or /dev/shm, which those do not change
+            remedy = f"Make {folder} writable (mode 1777)."
     return Finding(f"disk of {name}", level, text, remedy, data)
 
 

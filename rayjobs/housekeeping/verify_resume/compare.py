@@ -72,7 +72,7 @@ class CurveFinding:
             )
         if self.first_step is not None:
             found.append(
-                f"metric {self.name!r} differs from step {self.first_step} on: by {self.by:.3g} "
+                f"metric {self.name!r} first differs at step {self.first_step}: by {self.by:.3g} "
                 f"there, by {self.most:.3g} at most"
             )
         return found

@@ -190,22 +190,25 @@ class _Verification:
     ) -> tuple[Job, list[Kill]]:
         """Run the job with kills, and run it again if it ended before the last kill."""
         kills: list[Kill] = []
-        for _ in range(TRIES):
+        tried: list[str] = []
+        for number in range(1, TRIES + 1):
             # Add the kills to the job's own budget.
             budget = min(100, self._asked.spec.retries.user + len(steps))
             retries = self._asked.spec.retries.model_copy(update={"user": budget})
             job = self._submit("disturbed", retries)
+            tried.append(job.id)
             self._say(f"disturbed run {job.id}")
             kills = self._kill(job, pace, steps, generator)
             job = self._wait(job)
             if len(kills) == len(steps):
                 return job, kills
-            self._say(f"it ended after {len(kills)} of {len(steps)} kills; running it again")
+            again = "; running it again" if number < TRIES else ""
+            self._say(f"it ended after {len(kills)} of {len(steps)} kills{again}")
         if kills:
             return job, kills
         raise RayjobsError(
-            f"{job.id} ended {TRIES} times before one of its ranks could be killed between its "
-            f"first checkpoint and its end; let the script run longer, or save more often"
+            f"{', '.join(tried)} ended before one of their ranks could be killed between the first "
+            f"checkpoint and the end; let the script run longer, or save more often"
         )
 
     def _kill(

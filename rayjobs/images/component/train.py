@@ -57,6 +57,11 @@ def main() -> None:
             f"gradient_parts is {arguments.gradient_parts}; it must be 1 or more"
         )
     if os.path.isdir(arguments.model):
+        if arguments.weights is not None:
+            raise ParameterOutOfRangeError(
+                f"weights is {arguments.weights!r}, but the untrained model {arguments.model!r} "
+                f"names its own; give the name of a network with weights"
+            )
         network, weights = networks.read_untrained(arguments.model)
     else:
         network, weights = arguments.model, arguments.weights

@@ -14,6 +14,9 @@ from rayjobs.api.configs import MpiConfiguration, PyTorchConfiguration, RunConfi
 from rayjobs.api.estimators import Gloo, Mpi, Nccl, ParameterServer
 from rayjobs.core.errors import SpecError, UsageError
 from rayjobs.injob.azureml.exceptions import NotProvidedError
+from rayjobs.spec.model import JobSpec
+
+SECRET = "RAYJOBS_SECRET_REGISTRY"
 
 
 def test_a_script_with_its_arguments() -> None:
@@ -72,6 +75,8 @@ def test_a_run_config_wins_over_the_other_arguments() -> None:
     assert (spec.script, spec.arguments, spec.target) == ("b.py", ("--new",), "cluster")
     assert dict(spec.environment_variables) == {"A": "1"}
     assert (spec.max_duration_s, spec.resources.gpus) == (60, 2)
+    longer = ScriptRunConfig("src", run_config=settings, max_run_duration_seconds=600)
+    assert longer.to_spec().max_duration_s == 600
 
 
 @pytest.mark.parametrize(
@@ -293,3 +298,39 @@ def test_a_star_import_brings_every_public_name() -> None:
     exec("from rayjobs import *", names)
     assert set(rayjobs._LAZY) <= set(names)
     assert names["__version__"] == "the script's own"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"environment": "/opt/python"},
+        {
+            "environment": {
+                "name": "mine",
+                "python": "3.11",
+                "pip": ["--index-url https://example.org/simple", "numpy"],
+                "constraints": ["numpy<2"],
+                "conda": ["zlib >=1.2"],
+                "channels": ["https://example.org/channel", "conda-forge"],
+            },
+            "environment_variables": {"A": "1"},
+        },
+        {"environment": {"name": "torch", "pip": ["torch"], "base": "target"}},
+        {
+            "container": {
+                "image": "registry.example/train:1",
+                "arguments": ["--volume", "/data:/data"],
+                "shm_mib": 512,
+                "registry": {"address": "a.example", "username": "u", "password": SECRET},
+            }
+        },
+        {"container": {"dockerfile": "FROM python:3.13\nRUN true\n"}},
+    ],
+)
+def test_the_environment_of_a_spec_requests_the_same_again(values: dict[str, Any]) -> None:
+    spec = JobSpec(script="a.py", **values)
+    config = ScriptRunConfig("src", "a.py", environment=Environment.of_spec(spec))
+    again = config.to_spec()
+    assert again.environment == spec.environment
+    assert again.environment_variables == spec.environment_variables
+    assert again.container == spec.container

@@ -93,6 +93,19 @@ def test_a_notebook_follows_a_run_until_its_end(
     assert len(notebook.shown) == shown + 1
 
 
+def test_the_end_of_the_output_is_shown(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = Notebook(monkeypatch, with_widgets=True)
+    job = runs.begin()
+    log = runs.paths(job).driver_log(0)
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("".join(f"epoch {number} <done>\n" for number in range(100)))
+    runs.end(job)
+    RunDetails(runs.workspace.get_run(job.id)).show()
+    assert "azureml-logs/70_driver_log.txt" in notebook.shown[-1]
+    assert "epoch 99 &lt;done&gt;" in notebook.shown[-1]
+    assert "epoch 84 " not in notebook.shown[-1]  # only the last lines
+
+
 def test_view_survives_a_busy_store(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(widgets, "POLL_S", 0.01)
     notebook = Notebook(monkeypatch, with_widgets=True)

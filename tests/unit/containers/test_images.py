@@ -381,6 +381,17 @@ def test_node_without_engines_names_three_remedies(
     assert "neither podman nor buildah" in str(failed(image_node, dockerfile))
 
 
+def test_an_image_that_is_built_is_called_so(
+    image_node: ImageNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine(tmp_path, "podman", "sys.exit('Error: no such base')", monkeypatch)
+    wish = image_node.wish()
+    asked = AskedImage(dockerfile="FROM nothing\n", context=tmp_path)
+    error = str(failed(image_node, asked, wish))
+    assert error == "the image of the job's Dockerfile: it cannot be built: no such base"
+    assert wish.messages[0][0] == "building the image of the job's Dockerfile with podman"
+
+
 def test_image_is_fetched_once_unless_a_refresh_is_requested(
     image_node: ImageNode, oci: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import stat
 import tarfile
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from zstandard import ZstdCompressor
 
 from rayjobs.containers import sources, unpacking
 from rayjobs.containers.layers import MOST_BYTES, BadImageError, Root
@@ -38,6 +43,16 @@ def digest(path: Path, name: str | None = None) -> str:
 def unpacked(path: Path, target: Path, *, most_bytes: int = MOST_BYTES) -> None:
     with sources.opened(path, most_bytes=most_bytes) as found:
         unpacking.unpack(found, target)
+
+
+def files_of(folder: Path, packed: bytes) -> int:
+    """Unpack a compressed layer without digests; return how many files it has."""
+    (folder / "layer").write_bytes(packed)
+    image = sources.RootArchive(folder / "layer")
+    with tempfile.TemporaryDirectory(dir=folder) as target, image.open(image.layers[0]) as stream:
+        root = Root(Path(target))
+        root.apply(stream, "layer x")
+        return len(names(root))
 
 
 def names(root: Root) -> set[str]:
@@ -257,6 +272,26 @@ def test_a_layer_whose_bytes_were_changed_is_refused(tmp_path: Path, compress: b
     with pytest.raises(BadImageError, match="damaged"):
         unpacked(folder, target)
     assert not (target / unpacking.RECORD).exists()
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize(
+    "compress",
+    [gzip.compress, bz2.compress, lzma.compress, ZstdCompressor(write_checksum=True).compress],
+    ids=["gzip", "bz2", "xz", "zstandard"],
+)
+def test_a_damaged_layer_of_any_compression_is_named(
+    tmp_path: Path, compress: Callable[[bytes], bytes], is_cut: bool
+) -> None:
+    members = [file(f"file-{number}", os.urandom(3000)) for number in range(200)]
+    raw = bytearray(compress(layer(members)))
+    assert files_of(tmp_path, bytes(raw)) == 200
+    if is_cut:
+        del raw[len(raw) // 2 :]
+    else:
+        raw[len(raw) // 2 : len(raw) // 2 + 400] = bytes(400)
+    with pytest.raises(BadImageError, match=r"^layer "):
+        files_of(tmp_path, bytes(raw))
 
 
 def test_holes_of_a_file_and_what_follows_the_archive_count_as_bytes(tmp_path: Path) -> None:

@@ -157,6 +157,26 @@ def test_a_frame_can_be_registered(store: Datastore, catalogue: MemoryCatalogue)
     assert kept.to_pandas_dataframe()["a"].tolist() == [1, 2]
 
 
+def test_a_frame_does_not_take_the_place_of_a_stored_one(
+    store: Datastore, catalogue: MemoryCatalogue
+) -> None:
+    import pandas
+
+    def register(values: list[int]) -> TabularDataset:
+        return Dataset.Tabular.register_pandas_dataframe(
+            pandas.DataFrame({"a": values}),
+            (store, "frames"),
+            "frame",
+            show_progress=False,
+            make_target_path_unique=False,
+        )
+
+    register([1, 2])
+    with pytest.raises(InvalidReference, match=r"^tables/frames/part-0\.parquet exists already"):
+        register([3])
+    assert catalogue.dataset("frame").version == 1
+
+
 def test_a_table_is_only_used_directly(table: TabularDataset) -> None:
     assert table.as_named_input("scores").mode == "direct"
     with pytest.raises(InvalidReference, match="mount mode"):

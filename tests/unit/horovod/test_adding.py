@@ -148,7 +148,7 @@ def test_horovod_is_built_once_for_the_torch_of_its_environments(
     ],
 )
 def test_torch_is_found_for_every_form_of_request(line: str, is_own: bool) -> None:
-    assert locks.has_own_torch(f"# Packages\n{line}\n") is is_own
+    assert locks.needs_horovod(f"# Packages\n{line}\n") is is_own
 
 
 def test_two_environments_at_once_build_horovod_once(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -188,6 +189,19 @@ def test_missing_cgroups_name_the_weaker_containment(
     assert "sysctl says no" in other.text and not other.data["works"]
 
 
+def test_a_cgroup_that_cannot_end_its_processes_is_explained(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @contextlib.contextmanager
+    def tried() -> Iterator[tuple[SimpleNamespace, None, None]]:
+        yield SimpleNamespace(cgroup=tmp_path / "none", marker="m"), None, None
+
+    monkeypatch.setattr(capabilities, "_tried", tried)
+    monkeypatch.setattr(containment, "why_no_namespace", lambda: "")
+    held = one(capabilities.ending(context))
+    assert held.text.endswith("there is no usable cgroup: cgroup.kill cannot be written")
+
+
 def test_how_inputs_are_protected_is_reported(
     context: DoctorContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +324,20 @@ def test_a_disk_that_fills_up_is_reported(
     monkeypatch.setattr(os, "statvfs", lambda _path: disk)
     [found] = [one for one in resources.disks(context) if one.topic == "disk of home"]
     assert found.level is level
+
+
+def test_a_disk_that_cannot_be_written_has_a_remedy_that_helps(
+    context: DoctorContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(
+        f_bavail=2**30, f_frsize=4096, f_blocks=2**31, f_files=10**6, f_favail=10**6
+    )
+    monkeypatch.setattr(os, "statvfs", lambda _path: disk)
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    found = {one.topic: one.remedy for one in resources.disks(context)}
+    assert "RAYJOBS_HOME" in found["disk of home"]
+    assert found["disk of /tmp"] == "Make /tmp writable (mode 1777)."
+    assert found["disk of /dev/shm"] == "Make /dev/shm writable (mode 1777)."
 
 
 def test_records_from_the_future_are_reported(queue: Queue, own_home: Path) -> None:

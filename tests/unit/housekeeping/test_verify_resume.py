@@ -59,7 +59,7 @@ def test_gaps_doubles_and_values_are_distinguished() -> None:
     ]
     other = [*FIVE[:2], point(2, 1.5), point(3, 3.5), FIVE[4]]
     assert sentences(FIVE, other) == [
-        "metric 'loss' differs from step 2 on: by 0.5 there, by 2 at most"
+        "metric 'loss' first differs at step 2: by 0.5 there, by 2 at most"
     ]
     assert sentences(FIVE, []) == ["metric 'loss' has a gap: steps 0, 1, 2, 3, 4 missing"]
 
@@ -215,8 +215,11 @@ def test_its_jobs_have_different_names(
     monkeypatch.setattr(verify.starting, "ensure_target", lambda *_a, **_b: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(verify.Hunter, "kill", lambda *_arguments: None)  # type: ignore[attr-defined]
     spec = JobSpec(command="true", name="a" * 128, display_name=shown)
-    with pytest.raises(RayjobsError, match="ended 3 times"):
-        verify.verify(queue.workspace, verify.Asked(spec, "e"))
+    said: list[str] = []
+    with pytest.raises(RayjobsError, match=r"^(\S+, ){2}\S+ ended before one of their") as error:
+        verify.verify(queue.workspace, verify.Asked(spec, "e"), say=said.append)
+    assert all(job.id in str(error.value) for job in list(store.jobs())[:3])
+    assert sum("running it again" in text for text in said) == 2
     names = [name_of(job) for job in reversed(store.jobs())]
     if shown is None:
         short, shorter = "a" * 118, "a" * 116

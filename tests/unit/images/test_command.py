@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rayjobs.core.errors import NotFoundError
+from rayjobs.images import configs
 from rayjobs.images.sources import registered_model
 from rayjobs.models import registry
 from tests.unit.cli.conftest import Queue, Terminal, queue, terminal
@@ -43,6 +47,28 @@ def test_a_folder_that_is_not_a_model_is_refused_at_the_submit(
     done = terminal.type("images", "score", "--model", "new", "--data", "new", "-d")
     assert done.code == 2
     assert "InvalidModelDirectoryError: new is not a trained model" in done.err
+
+
+def test_weights_next_to_an_untrained_model_are_refused(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine/untrained_model.json", "data/circle/a.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"{}")
+    places = ("--train", "data", "--validation", "data", "--model", "mine", "--weights", "w.pt")
+    done = terminal.type("images", "train", *places, "-d")
+    assert done.code == 2
+    assert "the untrained model 'mine' names its own weights" in done.err
+    component = Path(configs.__file__).parent / "component"
+    script = subprocess.run(
+        [sys.executable, str(component / "train.py"), *places],
+        env={**os.environ, "PYTHONPATH": str(component)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ParameterOutOfRangeError: weights is 'w.pt'" in script.stderr
 
 
 @pytest.mark.long

@@ -38,6 +38,7 @@ from rayjobs.pipelines import (
     PythonScriptStep,
     StepSequence,
     TrainingOutput,
+    data,
 )
 from rayjobs.pipelines.graph import graph_of
 from rayjobs.pipelines.planning import Packer, plan
@@ -512,6 +513,8 @@ def test_endpoint_can_change_its_default_and_name(ws: Workspace) -> None:
     endpoint.set_name("nightly")
     assert endpoint.name == "nightly"
     assert PipelineEndpoint.get(ws, name="nightly").get_pipeline().id == second.id
+    with pytest.raises(UsageError, match="has no version latest; it has: 0, 1"):
+        endpoint.set_default_version("latest")
     assert [one.name for one in PipelineEndpoint.get_all(ws)] == ["nightly"]
     assert [one.id for one in endpoint.get_all_pipelines()] == [first.id, second.id]
     first.disable()
@@ -557,3 +560,13 @@ def test_handles_have_the_members_of_azure_ml(
         "d": (f"workspaceblobstore/{path}", "download"),
         "made": (f"workspaceblobstore/{path}", "mount"),
     }
+
+
+def test_an_error_names_all_accepted_values() -> None:
+    with pytest.raises(UsageError, match="use one of: mount, upload, direct, hdfs"):
+        PipelineData("a", output_mode="download")
+    with pytest.raises(UsageError, match="use one of: mount, download, direct"):
+        data.InputPortBinding("a", bind_mode="upload")
+    assert PipelineParameter("_learning rate-1", 1).name == "_learning rate-1"
+    with pytest.raises(UsageError, match="underscores, spaces and dashes"):
+        PipelineParameter("1st", 1)

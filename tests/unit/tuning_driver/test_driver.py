@@ -29,7 +29,7 @@ from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.events import DriverFault
 from rayjobs.tuning.state import Finish, metric_missing
 from rayjobs.tuning.submitter import submit_sweep
-from rayjobs.tuning.table import row_of
+from rayjobs.tuning.table import elapsed_s, row_of
 from rayjobs.tuning.trials import TrialState
 from rayjobs.tuning.watch import News
 from tests.unit.tuning_driver.world import World, good, parameters_of
@@ -263,6 +263,14 @@ def test_running_trials_are_stopped_at_the_time_limit(world: World) -> None:
     assert world.finish(late) is JobState.FAILED
     assert "the sweep's time is up" in world.store.job(sweep).reason
     assert [job.state for job in world.jobs(sweep)] == [JobState.CANCELED] * 2
+
+
+def test_the_time_of_a_sweep_begins_after_the_steps_before_it(world: World) -> None:
+    job = world.store.job(world.submit(limits={"total": 1}))
+    now = job.submitted_at + timedelta(hours=2)
+    assert elapsed_s(job, now=now) == 7200
+    waited = dataclasses.replace(job, placed_at=job.submitted_at + timedelta(hours=1))
+    assert elapsed_s(waited, now=now) == 3600
 
 
 def test_a_retry_that_starts_over_reports_its_intervals_again(world: World) -> None:

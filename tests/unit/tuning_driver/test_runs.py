@@ -13,6 +13,8 @@ import rayjobs
 from rayjobs import Estimator, Experiment, Run, ScriptRunConfig, Workspace
 from rayjobs.core.errors import JobFailedError, NotFoundError, SpecError, UsageError
 from rayjobs.jobs.states import JobState
+from rayjobs.pipelines.pipeline import Pipeline
+from rayjobs.pipelines.script_steps import PythonScriptStep
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewSweep
 from rayjobs.tuning import (
@@ -22,6 +24,7 @@ from rayjobs.tuning import (
     RandomParameterSampling,
     uniform,
 )
+from rayjobs.tuning.errors import SweepUsageError
 from tests.unit.tuning_driver.world import World, good, parameters_of
 
 
@@ -76,6 +79,13 @@ def test_a_config_is_submitted_under_its_experiment(world: World, experiment: Ex
     assert run.hyperdrive_config is not None
     world.finish(world.driver(run.id))
     assert run.get_status() == "Completed"
+
+
+def test_a_sweep_of_a_pipeline_is_refused(world: World, experiment: Experiment) -> None:
+    step = PythonScriptStep("train.py", source_directory=str(world.folder / "source"))
+    pipeline = Pipeline(experiment.workspace, [step])
+    with pytest.raises(SweepUsageError, match="a sweep's trials are single jobs"):
+        submit(world, experiment, run_config=None, pipeline=pipeline)
 
 
 def test_an_estimators_parameters_are_put_over_its_own(
