@@ -262,6 +262,9 @@ class RunConfiguration:
         Args:
             path: A folder (the working directory), or a file when `name` is None.
             separate_environment_yaml: Write the environment to a separate file next to it.
+
+        Raises:
+            UsageError: the file cannot hold one of its settings.
         """
         from rayjobs.api import run_config_file
 
