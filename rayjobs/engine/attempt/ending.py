@@ -164,7 +164,8 @@ class AttemptEnding:
         elif outcome is Outcome.PREEMPTED and self._end_request.is_free_preemption:
             await record.requeue(self._end_request.preempt_reason, outcome=outcome, pause_s=0.0)
         elif failure is not None:
-            await self.fail(failure, outcome=outcome, settled=SettledNodes(proven=proven))
+            settled = SettledNodes(proven=proven, exits=tuple(exits))
+            await self.fail(failure, outcome=outcome, settled=settled)
         else:
             models = await self._models(collected)
             await record.finish(outcome, models=models)
@@ -380,12 +381,12 @@ class AttemptEnding:
                 "run: their node answers with errors"
             )
             await record.finish(outcome, failure=replace(failure, message=message))
-            await self.free(proven=settled.proven)
+            await self.free(proven=settled.proven, exits=settled.exits)
             return
         if _waits_for_files(failure, attempts) and not is_canceled:
             reason = f"waits until its node can open files again: {failure.message}"
             await record.requeue(reason, outcome=Outcome.OUT_OF_FILES, pause_s=OUT_OF_FILES_PAUSE_S)
-            await self.free(proven=settled.proven)
+            await self.free(proven=settled.proven, exits=settled.exits)
             return
         decision = retry.decide(
             job.spec.retries,
@@ -411,7 +412,7 @@ class AttemptEnding:
             await record.requeue(
                 reason, outcome=outcome, failure=failure, pause_s=pause_s, hold=hold
             )
-        await self.free(proven=settled.proven)
+        await self.free(proven=settled.proven, exits=settled.exits)
 
     async def _steps_lost(self) -> Lost | None:
         """Return what the next attempt has to repeat; None: unknown."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -385,6 +385,14 @@ def test_nothing_is_placed_on_a_node_whose_raylet_has_ended_though_ray_still_lis
 @pytest.mark.long
 def test_node_loss_detected_by_the_host_before_ray_is_reported_once(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
+        freed: list[str] = []
+        free = here.store.free_allocation
+
+        def noted(name: str, **values: Any) -> bool:
+            freed.append(name)
+            return free(name, **values)
+
+        here.store.free_allocation = noted  # type: ignore[method-assign]
         job = here.submit(retries={"node_lost": 3})
         await here.launched(job)
         (node,) = here.store.allocations("local")[0].nodes
@@ -394,5 +402,9 @@ def test_node_loss_detected_by_the_host_before_ray_is_reported_once(tmp_path: Pa
         (event,) = [one for one in here.store.events(job.id) if one.kind == "node_lost"]
         assert event.attempt == 1
         assert node in event.message and event.message.endswith(f"is lost: {reason}")
+        # Ray moves the bundles of a lost node: its group is removed at once, never idle.
+        first = here.store.attempts(job.id)[0].allocation
+        await here.until(lambda: first not in here.cluster.groups, "the group is removed")
+        assert first not in freed
 
     play(scene, tmp_path, nodes=2)
