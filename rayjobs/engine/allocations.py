@@ -440,10 +440,11 @@ class Allocations:
             for at in allocation.nodes
             if at == node
         ]
+        cpus, gpus, memory = self._foreign.get(node, (0.0, 0.0, 0.0))
         return (
-            sum(shape.cpus for shape in here) > info.cpus + 1e-6
-            or sum(shape.gpus for shape in here) > info.gpus + 1e-6
-            or sum(shape.memory for shape in here) > info.memory + 1e-6
+            cpus + sum(shape.cpus for shape in here) > info.cpus + 1e-6
+            or gpus + sum(shape.gpus for shape in here) > info.gpus + 1e-6
+            or memory + sum(shape.memory for shape in here) > info.memory + 1e-6
         )
 
     def _note_removed(self, allocation: KnownAllocation, *, at_s: float | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -388,7 +389,7 @@ class Engine:
     async def _refuse(self) -> None:
         """End the jobs with a failed parent, and hold those that cause an error."""
         for served, job, reason in list(self.candidates.doomed.values()):
-            await served.ask(
+            finish = functools.partial(
                 served.store.finish,
                 job.id,
                 attempt=job.attempt,
@@ -397,11 +398,21 @@ class Engine:
                 outcome=Outcome.DEPENDENCY,
                 also_requeued=True,
             )
+            await self._write_refusal(served, job, finish)
         for served, job, error in list(self.candidates.faulty.values()):
             if job.held is None:
                 log.error("%s causes an error in the queue: it is held", job.id, exc_info=error)
                 reason = f"the target cannot process it ({type(error).__name__}: {error})"
-                await served.ask(served.store.hold, job.id, reason=reason)
+                hold = functools.partial(served.store.hold, job.id, reason=reason)
+                await self._write_refusal(served, job, hold)
+
+    @staticmethod
+    async def _write_refusal(served: Served, job: Job, write: Callable[[], object]) -> None:
+        """Call `write`; a store that cannot be written must not stop the other workspaces."""
+        try:
+            await served.ask(write)
+        except StoreError as error:
+            log.warning("%s is refused once its store can be written: %s", job.id, error)
 
     def _start(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rayjobs.core.clock import Clock
-from rayjobs.core.errors import RayjobsError
+from rayjobs.core.errors import NotFoundError, RayjobsError
 from rayjobs.engine.allocations import KnownAllocation
 from rayjobs.engine.attempt.ending import SettledNodes
 from rayjobs.engine.attempt.nodes import NodeOfAttempt, of_record
@@ -187,7 +187,10 @@ class Recovery:
         """Return whether a row's attempt is known to have ended on all its nodes, and the nodes."""
         if row.job is None:
             return True, []
-        job = await served.ask(served.store.job, row.job)
+        try:
+            job = await served.ask(served.store.job, row.job)
+        except NotFoundError:
+            return True, []  # pruned by an earlier version, which left nothing to check
         for attempt in await served.ask(served.store.attempts, row.job):
             if attempt.number == row.attempt:
                 nodes = self._nodes_of(served, job, attempt)

@@ -73,6 +73,7 @@ class Ending:
         self._proof_until: float | None = None
         self._killed: set[int] = set()
         self._remaining: list[ProcessStat] = []
+        self._is_unproven = False
 
     @property
     def has_begun(self) -> bool:
@@ -168,7 +169,10 @@ class Ending:
         return text
 
     def _ask_rank(self, rank: Rank) -> None:
-        send_signal(rank.identity, signal.SIGTERM)
+        try:
+            send_signal(rank.identity, signal.SIGTERM)
+        except PermissionError:
+            pass  # it now belongs to another user: the other ranks are asked nevertheless
         if self._plan.kind == "command":
             # A shell does not forward signals to its children; a terminal signals all of them.
             children = [
@@ -225,9 +229,16 @@ class Ending:
         self.is_over = True
         return True
 
+    def note_remaining(self) -> None:
+        """Record the processes that are left; if they cannot be listed, no end is proven."""
+        try:
+            self._remaining = self._tree.members()
+        except OSError:
+            self._is_unproven = True
+
     def remove_cgroups(self) -> None:
-        """Remove the cgroups of the tree, unless processes remain in them."""
-        if not self._remaining:
+        """Remove the cgroups of the tree, unless processes may remain in them."""
+        if not self._remaining and not self._is_unproven:
             remove_cgroups_of(self._plan.marker)
 
     def as_record(
@@ -258,7 +269,7 @@ class Ending:
             first_failed_rank=self.first_failed,
             leftovers=Leftovers(
                 killed=len(self._killed),
-                proven_dead=not self._remaining,
+                proven_dead=not self._remaining and not self._is_unproven,
                 remaining=as_remaining(self._remaining),
             ),
             tree=self._tree.kind,

@@ -39,6 +39,7 @@ _ENDING_TICK_S = 0.02
 _ROUNDS = 8
 _RETRY_RECORD_S = 0.5
 _REAP_S = 1.0
+_GIVE_UP_S = 10.0
 _KEEP_RECORD_S = 24 * 3600.0
 
 
@@ -393,14 +394,24 @@ class Host:
 
     def _give_up(self, why: str) -> None:
         """End everything after an internal error, and record it."""
-        deadline = time.monotonic() + 10.0
-        while self.tree.kill() and time.monotonic() < deadline:
+        deadline = time.monotonic() + _GIVE_UP_S
+        while self._kill_rest() and time.monotonic() < deadline:
             self._reap()
-            time.sleep(0.02)
+            time.sleep(_ENDING_TICK_S)
         self._reap()
         self.ending.outcome = None
-        self.ending.begin(Outcome.HOST_ERROR, f"the attempt host failed: {why}")
+        # Without a grace period, since the ranks have been killed.
+        self.ending.begin(Outcome.HOST_ERROR, f"the attempt host failed: {why}", grace_s=0.0)
+        self.ending.note_remaining()
         self._finish(self._close())
+
+    def _kill_rest(self) -> bool:
+        """Kill all processes once; return whether some were, or may be, alive."""
+        try:
+            return bool(self.tree.kill())
+        except OSError as error:
+            detach.note(f"cannot end the attempt's processes yet: {error}")
+            return True
 
     def _finish(self, record: ExitRecord) -> None:
         """Write the exit record, then report it; on a full disk, waiters get it from memory."""

@@ -15,7 +15,8 @@ EXEC_S = 1.0  # the longest wait for the end of an exec: it takes milliseconds o
 
 def all_pids() -> list[int]:
     """The pids that `/proc` shows now."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    names = open_files.patiently(lambda: os.listdir("/proc"))
+    return [int(name) for name in names if name.isdigit()]
 
 
 def all_processes() -> Iterator[ProcessStat]:
@@ -51,11 +52,16 @@ def children(pid: int) -> list[ProcessStat] | None:
 
     An empty list is accurate; a longer one may miss some while others end (proc(5)).
     """
-    found = []
-    try:
+
+    def listed() -> list[int]:
+        pids: list[int] = []
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found += [stat_of(int(word)) for word in file.read().split()]
+                pids += [int(word) for word in file.read().split()]
+        return pids
+
+    try:
+        found = [stat_of(child) for child in open_files.patiently(listed)]
     except (FileNotFoundError, ProcessLookupError):
         return None
     return [stat for stat in found if stat is not None and not stat.is_dead]

@@ -8,6 +8,7 @@ import time
 from dataclasses import field
 from typing import Callable, Iterable, Mapping
 
+from rayjobs.injob import open_files
 from rayjobs.injob.ending import Ending
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.memory import MemoryLimit, ProcessLimit
@@ -46,6 +47,7 @@ class RankForker:
                     self.plan, item, self.secrets, self.warm, abandon=self.abandon, tree=self.tree
                 )
             except OSError as error:
+                self.ending.out_of_files = open_files.is_exhausted(error)
                 self.ending.begin(
                     Outcome.HOST_ERROR, f"rank {item.rank} cannot be started: {error}"
                 )

@@ -158,7 +158,12 @@ def fork_rank(
         OSError: no process can be made.
     """
     setup_read, setup_write = os.pipe()
-    go_read, go_write = os.pipe()
+    try:
+        go_read, go_write = os.pipe()
+    except OSError:
+        os.close(setup_read)
+        os.close(setup_write)
+        raise
     host = os.getpid()
     # Signals stay blocked while the rank still has its host's handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

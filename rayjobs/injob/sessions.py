@@ -175,7 +175,10 @@ def _signal(helper: Helper, number: int) -> None:
     """Signal a session's process group, or only the process once the group is gone."""
     if helper.has_ended:
         return
-    send_signal(helper.identity, number)
+    try:
+        send_signal(helper.identity, number)
+    except PermissionError:
+        pass  # it now belongs to another user; others of its group may not
     try:
         os.killpg(helper.identity.pid, number)
     except (ProcessLookupError, PermissionError):

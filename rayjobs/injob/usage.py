@@ -203,7 +203,8 @@ class Usage:
         if self._gpu is not None:
             try:
                 os.kill(self._gpu.pid, signal.SIGKILL)
-                os.waitpid(self._gpu.pid, 0)
+                # Never wait: a driver may hold it in the kernel. The host reaps it later.
+                os.waitpid(self._gpu.pid, os.WNOHANG)
             except (ProcessLookupError, ChildProcessError):
                 pass  # it has ended, and the host has reaped it
             if self._gpu.stdout is not None:

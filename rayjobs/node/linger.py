@@ -60,9 +60,12 @@ class Linger:
 
     def _has_attempt(self, idle_s: float) -> bool:
         for root in self._roots.values():
-            host = host_of(root)
-            if (idle_s < PREPARED_S) if host is None else is_alive(host.identity):
-                return True
+            try:
+                host = host_of(root)
+                if (idle_s < PREPARED_S) if host is None else is_alive(host.identity):
+                    return True
+            except OSError:
+                return True  # too many files are open: the next check will tell
         return False
 
     def leave(self) -> None:

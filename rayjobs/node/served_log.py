@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,6 +114,7 @@ class _Copy:
         self._read = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._is_full = False
+        self._lock = threading.Lock()  # a canceled `serve` may leave its thread at work
 
     def has_more(self) -> bool:
         """Whether there is new output to copy. Cheap, since it is called often."""
@@ -123,6 +125,10 @@ class _Copy:
 
     def copy_new(self) -> None:
         """Copy the new output. Raises OSError."""
+        with self._lock:
+            self._copy_new()
+
+    def _copy_new(self) -> None:
         if not self.has_more():
             return
         assert self._source is not None
@@ -149,15 +155,16 @@ class _Copy:
 
     def end(self) -> None:
         """Copy the rest, and close the log."""
-        try:
-            self.copy_new()
-        except OSError as error:
-            log.info("the log of %s is not shown on the dashboard: %s", self._job, error)
-        finally:
-            if self._source is not None:
-                os.close(self._source)
-                self._source = None
-            self._is_full = True
+        with self._lock:
+            try:
+                self._copy_new()
+            except OSError as error:
+                log.info("the log of %s is not shown on the dashboard: %s", self._job, error)
+            finally:
+                if self._source is not None:
+                    os.close(self._source)
+                    self._source = None
+                self._is_full = True
 
     def _is_open(self) -> bool:
         if self._source is None:

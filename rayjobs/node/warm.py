@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 from rayjobs.core.aliases import ALIASES
-from rayjobs.core.errors import RayjobsError
+from rayjobs.core.errors import PrepareError, RayjobsError
 from rayjobs.core.files import replacing
 from rayjobs.core.paths import PACKAGE, short_socket
 from rayjobs.core.text import duration_text
 from rayjobs.environments import interpreter
+from rayjobs.injob import open_files
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.injob.warm_messages import WarmRequest
@@ -138,7 +139,8 @@ class NodeWarm:
             return None, f"no warm interpreter: {waited}"
         except RayjobsError as error:
             reason = f"no warm interpreter: {error}"
-            if python != sys.executable:
+            # A broken interpreter; after any other failure, a later start may succeed.
+            if isinstance(error, PrepareError) and not open_files.is_exhausted(error):
                 self._refused[socket] = reason  # until its packages change
             return None, reason
         if python != sys.executable:

@@ -31,6 +31,17 @@ SELECT sweeps.spec FROM sweeps JOIN jobs ON jobs.id = sweeps.job WHERE jobs.stat
 FILES = "SELECT job, blob, size FROM files"
 MODELS = "SELECT run, files FROM models WHERE deleted_at IS NULL"
 
+# Jobs whose processes may still run in an allocation, and the arrays, sweeps and runs of such jobs.
+OCCUPYING = """
+WITH RECURSIVE occupying(id) AS (
+    SELECT job FROM allocations WHERE state = 'draining' AND job IS NOT NULL
+    UNION
+    SELECT jobs.parent FROM jobs JOIN occupying ON occupying.id = jobs.id
+    WHERE jobs.parent IS NOT NULL
+)
+SELECT id FROM occupying
+"""
+
 NAME = "SELECT COALESCE(display_name, name) FROM jobs WHERE id = :job"
 COUNT_FILES = "SELECT COUNT(*), COALESCE(SUM(size), 0) FROM files WHERE job = :job"
 DELETE_FILES = "DELETE FROM files WHERE job = :job"
@@ -157,8 +168,10 @@ class PruningPart(Part):
         """See `Store.prune_records`."""
         now = self._now()
         with self._database.write(durable=True) as connection:
-            models = {row["run"] for row in connection.execute(MODELS)}
-            pruned = [job for job in self._may_go(connection, jobs) if job not in models]
+            kept = {row["run"] for row in connection.execute(MODELS)}
+            # A target needs their records to prove that their processes have ended.
+            kept.update(row["id"] for row in connection.execute(OCCUPYING))
+            pruned = [job for job in self._may_go(connection, jobs) if job not in kept]
             for job in pruned:
                 name = connection.execute(NAME, {"job": job}).fetchone()[0]
                 for statement in RECORDS:

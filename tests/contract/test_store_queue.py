@@ -295,3 +295,20 @@ def test_pruning_records_removes_their_predictions(store: SqlStore) -> None:
     assert store.prune_records([job.id]) == {job.id}
     with store._database.read() as connection:
         assert connection.execute("SELECT COUNT(*) FROM predictions").fetchone()[0] == 0
+
+
+def test_records_are_not_pruned_while_processes_may_use_the_allocation(store: SqlStore) -> None:
+    store.add_allocation("rj-local-1", target="local", shape=SHAPE)
+    parent = submit(store)
+    job = submit(store)
+    attempt = bring(store, job, S.RUNNING)
+    with store._database.write() as connection:
+        connection.execute("UPDATE jobs SET parent = ? WHERE id = ?", (parent.id, job.id))
+    store.request_cancel(parent.id)
+    assert store.place_allocation("rj-local-1", nodes=["node0"], gpus=[[]])
+    assert store.hold_allocation("rj-local-1", job=job.id, attempt=attempt)
+    assert store.finish(job.id, attempt=attempt, state=S.FAILED)
+    assert store.free_allocation("rj-local-1", job=job.id, attempt=attempt, proven=False)
+    assert store.prune_records([parent.id, job.id]) == frozenset()
+    assert store.release_allocation("rj-local-1")
+    assert store.prune_records([parent.id, job.id]) == {parent.id, job.id}

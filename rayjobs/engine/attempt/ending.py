@@ -119,7 +119,9 @@ class AttemptEnding:
             exits=list(exits),
         )
         await record.move(JobState.RUNNING, JobState.FINALIZING)
+        present = [node for node in record.nodes if not node.is_lost]
         collected = await asyncio.gather(*(self._collect(node) for node in record.nodes))
+        lost = next((node for node in present if node.is_lost), None)
         tails: dict[int, bytes] = {}
         problems: list[str] = []
         for one in collected:
@@ -150,6 +152,13 @@ class AttemptEnding:
             )
             # No retry: another attempt would find the same files in the outputs' place.
             await record.finish(Outcome.NOT_STORED, failure=failure)
+        elif failure is None and outcome is Outcome.COMPLETED and lost is not None:
+            failure = Failure(
+                FailureClass.NODE_LOST,
+                f"the script succeeded, but {lost.name} was lost before its files were stored",
+            )
+            settled = SettledNodes(proven=proven)
+            await self.fail(failure, outcome=Outcome.NODE_LOST, settled=settled)
         elif failure is None and outcome is Outcome.COMPLETED and problems:
             failure = Failure(
                 FailureClass.STORAGE,
@@ -164,7 +173,8 @@ class AttemptEnding:
         elif outcome is Outcome.PREEMPTED and self._end_request.is_free_preemption:
             await record.requeue(self._end_request.preempt_reason, outcome=outcome, pause_s=0.0)
         elif failure is not None:
-            await self.fail(failure, outcome=outcome, settled=SettledNodes(proven=proven))
+            settled = SettledNodes(proven=proven, exits=tuple(exits))
+            await self.fail(failure, outcome=outcome, settled=settled)
         else:
             models = await self._models(collected)
             await record.finish(outcome, models=models)
@@ -238,6 +248,8 @@ class AttemptEnding:
                 last = await agent.call(COLLECT, node.on)
                 last = await self._wait_for_end(node, last)
             except (AgentLostError, ClusterUnreachableError) as error:
+                if await self._is_gone(node):
+                    return Collected()
                 if last.stuck:  # the files may not have been stored
                     last = Collected(problems=("the node's agent was lost in the meantime.",))
                 is_away = isinstance(error, ClusterUnreachableError)
@@ -261,6 +273,23 @@ class AttemptEnding:
                 continue
             await asyncio.sleep(attempt_record.STORE_PAUSE_S * max(1, attempt))
         return last
+
+    async def _is_gone(self, node: NodeOfAttempt) -> bool:
+        """Whether the node was lost with the attempt's files; if so, note that."""
+        try:
+            if not await self._leases.is_lost(node):
+                return False
+            # One with the same address is on the same machine, which has the files.
+            other = await self._leases.living_node(node, restarted=True)
+        except RayjobsError as error:
+            log.info("cannot check whether %s is alive: %s", node.name, error)
+            return False
+        if other is not None:
+            node.node_id = other
+            return False
+        node.is_lost = True
+        await self._record.add_event("node_lost", f"{node.name} is lost: Ray has declared it dead")
+        return True
 
     async def _wait_for_end(self, node: NodeOfAttempt, last: Collected) -> Collected:
         """Wait for a collection that makes no progress, or for storage that does not answer."""
@@ -380,12 +409,12 @@ class AttemptEnding:
                 "run: their node answers with errors"
             )
             await record.finish(outcome, failure=replace(failure, message=message))
-            await self.free(proven=settled.proven)
+            await self.free(proven=settled.proven, exits=settled.exits)
             return
         if _waits_for_files(failure, attempts) and not is_canceled:
             reason = f"waits until its node can open files again: {failure.message}"
             await record.requeue(reason, outcome=Outcome.OUT_OF_FILES, pause_s=OUT_OF_FILES_PAUSE_S)
-            await self.free(proven=settled.proven)
+            await self.free(proven=settled.proven, exits=settled.exits)
             return
         decision = retry.decide(
             job.spec.retries,
@@ -411,7 +440,7 @@ class AttemptEnding:
             await record.requeue(
                 reason, outcome=outcome, failure=failure, pause_s=pause_s, hold=hold
             )
-        await self.free(proven=settled.proven)
+        await self.free(proven=settled.proven, exits=settled.exits)
 
     async def _steps_lost(self) -> Lost | None:
         """Return what the next attempt has to repeat; None: unknown."""

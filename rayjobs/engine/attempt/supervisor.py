@@ -381,7 +381,7 @@ class AttemptSupervisor:
                 for (agent, one), call in zip(pairs, calls, strict=True):
                     if not call.done():
                         # Its own call fails, too, or the next round repeats the request.
-                        with suppress(AgentLostError, ClusterUnreachableError):
+                        with suppress(AgentFaultError, AgentLostError, ClusterUnreachableError):
                             await agent.call(STOP, Stop(one.on, cause, grace_s=0.0))
         finally:
             canceling.cancel()

@@ -68,8 +68,9 @@ class PruneStore(Protocol):
     def prune_records(self, jobs: Sequence[str], *, how: str = "") -> frozenset[str]:
         """Remove finished jobs with all that belongs to them; return those jobs.
 
-        Keeps jobs that an unfinished job or a model refers to. One line of each removed job stays,
-        so that a look-up by name can report the removal.
+        Keeps jobs that an unfinished job or a model refers to, and those whose processes are not
+        proven dead. One line of each removed job stays, so that a look-up by name can report the
+        removal.
 
         Args:
             how: Who removes them with which command.

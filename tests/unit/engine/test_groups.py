@@ -18,8 +18,8 @@ from rayjobs.injob.outcomes import CANCELED
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.node.ports import FORGOTTEN_S, HeldPorts
-from rayjobs.protocol.agent import AgentLostError
-from rayjobs.protocol.calls import Nothing
+from rayjobs.protocol.agent import AgentFaultError, AgentLostError
+from rayjobs.protocol.calls import Nothing, Stop
 from rayjobs.protocol.nodes import Hello
 from rayjobs.protocol.settled import Found, Settled
 from rayjobs.spec.model import Distribution
@@ -57,6 +57,32 @@ def test_failing_preparation_on_a_node_ends_the_other_preparations(
         assert failed.failure is not None
         assert failed.failure.message == "no such data"
         assert {str(one.reason) for one in other.stop_causes} == {"node_ended"}
+
+    play(scene, tmp_path, **TWO)
+
+
+def test_failing_stop_request_does_not_abandon_nodes_that_still_prepare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "STOP_PREPARING_AGAIN_S", 0.01)
+    stop, faults = FakeAgent.stop, [AgentFaultError("KeyError: 'oh'")]
+
+    async def failing_once(agent: FakeAgent, request: Stop) -> Nothing:
+        if faults:
+            raise faults.pop()
+        return await stop(agent, request)
+
+    monkeypatch.setattr(FakeAgent, "stop", failing_once)
+
+    async def scene(here: World) -> None:
+        first, other = agents(here)
+        first.prepare_error = PrepareError("no such data", failure_class=FailureClass.USER)
+        other.prepares_until_stopped = True
+        failed = await here.state(here.submit(distribution=PAIR), JobState.FAILED)
+        assert failed.failure is not None
+        assert failed.failure.message == "no such data"
+        assert failed.attempt == 1
+        assert not faults and len(other.stop_causes) > 1
 
     play(scene, tmp_path, **TWO)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from rayjobs.core.clock import Clock
 from rayjobs.core.failures import FailureClass
 from rayjobs.engine.allocations import Allocations, KnownAllocation
-from rayjobs.engine.attempt import group, leases
+from rayjobs.engine.attempt import ending, group, leases
 from rayjobs.engine.attempt.group import GroupEnd
 from rayjobs.engine.attempt.leases import Leases
 from rayjobs.engine.attempt.nodes import NodeOfAttempt
@@ -24,8 +24,9 @@ from rayjobs.jobs.rootcause import diagnose
 from rayjobs.jobs.states import JobState
 from rayjobs.policy import Shape
 from rayjobs.protocol.agent import AgentLostError, Cluster, NodeInfo
-from rayjobs.protocol.attempts import Launched, LaunchRequest
+from rayjobs.protocol.attempts import AttemptOnNode, Launched, LaunchRequest
 from rayjobs.protocol.calls import Nothing, Renew, Renewed
+from rayjobs.protocol.collected import Collected
 from rayjobs.protocol.nodes import Hello
 from tests.fakes.cluster import FakeAgent, FakeCluster, exit_record
 from tests.fakes.world import World, play
@@ -385,6 +386,14 @@ def test_nothing_is_placed_on_a_node_whose_raylet_has_ended_though_ray_still_lis
 @pytest.mark.long
 def test_node_loss_detected_by_the_host_before_ray_is_reported_once(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
+        freed: list[str] = []
+        free = here.store.free_allocation
+
+        def noted(name: str, **values: Any) -> bool:
+            freed.append(name)
+            return free(name, **values)
+
+        here.store.free_allocation = noted  # type: ignore[method-assign]
         job = here.submit(retries={"node_lost": 3})
         await here.launched(job)
         (node,) = here.store.allocations("local")[0].nodes
@@ -394,5 +403,47 @@ def test_node_loss_detected_by_the_host_before_ray_is_reported_once(tmp_path: Pa
         (event,) = [one for one in here.store.events(job.id) if one.kind == "node_lost"]
         assert event.attempt == 1
         assert node in event.message and event.message.endswith(f"is lost: {reason}")
+        # Ray moves the bundles of a lost node: its group is removed at once, never idle.
+        first = here.store.attempts(job.id)[0].allocation
+        await here.until(lambda: first not in here.cluster.groups, "the group is removed")
+        assert first not in freed
 
     play(scene, tmp_path, nodes=2)
+
+
+@pytest.mark.parametrize("rejoins", [False, True])
+def test_node_lost_while_its_files_are_collected_is_not_a_storage_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rejoins: bool
+) -> None:
+    monkeypatch.setattr(ending, "AGENT_PAUSE_S", 0.01)
+    collect = FakeAgent.collect
+
+    async def scene(here: World) -> None:
+        lost: list[str] = []
+
+        async def losing(agent: FakeAgent, on: AttemptOnNode) -> Collected:
+            if not lost:
+                lost.append(agent.node_id)
+                if rejoins:  # as another node of Ray, on the same machine with the same files
+                    number = agent.node_id.removeprefix("node")
+                    here.cluster.grow(f"again{number}", "", cpus=2.0)
+                here.cluster.lose(agent.node_id)
+                raise AgentLostError("the agent has ended")
+            return await collect(agent, on)
+
+        monkeypatch.setattr(FakeAgent, "collect", losing)
+        job = here.submit(retries={"node_lost": 1})
+        await here.until(lambda: here.store.job(job.id).state is JobState.RUNNING)
+        (node,) = here.store.allocations("local")[0].nodes
+        here.cluster.agents[node].end(job.id, 1, exit_code=0)
+        if rejoins:
+            assert (await here.state(job, JobState.COMPLETED)).attempt == 1
+            return
+        await here.until(lambda: here.store.job(job.id).attempt == 2, "it is tried again")
+        first = here.store.attempts(job.id)[0]
+        assert first.outcome == Outcome.NODE_LOST and first.failure is not None
+        assert first.failure.failure_class is FailureClass.NODE_LOST
+        assert "was lost before its files were stored" in first.failure.message
+        assert [one.kind for one in here.store.events(job.id)].count("node_lost") == 1
+
+    play(scene, tmp_path, nodes=2, lease_s=90.0)

@@ -50,8 +50,8 @@ class Scene:
         self.served = cast(Served, SimpleNamespace(path="/w", store=_AnyStore(), ask=ask))
         self.allocations = Allocations("t", cast(Cluster, Groups()), cast(Clock, self.clock))
 
-    async def make(self) -> KnownAllocation:
-        reserved = self.allocations.reserve_new(self.served, SHAPE, "/w::j", ("n",))
+    async def make(self, shape: Shape = SHAPE) -> KnownAllocation:
+        reserved = self.allocations.reserve_new(self.served, shape, "/w::j", ("n",))
         return await self.allocations.create(reserved)
 
     def free(self, *, ray_says: float) -> float:
@@ -111,5 +111,26 @@ def test_use_by_others_that_has_ended_is_free_again() -> None:
         assert here.free(ray_says=2.0) == 1.0  # the other program's use is known exactly
         assert here.free(ray_says=8.0) == 7.0
         await here.allocations.release(replace(made))
+
+    asyncio.run(scene())
+
+
+def test_idle_group_makes_room_on_a_node_that_others_use() -> None:
+    """Off switch: only rayjobs' own groups count; the start waits until the idle group is old."""
+
+    async def scene() -> None:
+        here = Scene()
+        four, three = replace(SHAPE, cpus=4.0), replace(SHAPE, cpus=3.0)
+        idle = await here.make(four)
+        here.clock.at += SETTLE_S + 0.1
+        assert here.free(ray_says=0.0) == 0.0  # another program uses the other half
+        await here.allocations.give_back(idle, attempt=1, job="j", proven=True)
+        assert here.free(ray_says=0.0) == 4.0
+        here.allocations._cluster.nodes = nodes  # type: ignore[method-assign]
+        made = await here.make(three)
+        assert [one.name for one in here.allocations.all] == [made.name]
+
+    async def nodes() -> list[NodeInfo]:
+        return [node(free_cpus=0.0)]
 
     asyncio.run(scene())

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
+import pytest
+
+from rayjobs.injob import sessions as module
 from rayjobs.injob.helpers import Helper
 from rayjobs.injob.host_messages import HostRequest, HostSession
 from rayjobs.injob.identity import Identity
@@ -27,3 +32,23 @@ def test_host_keeps_only_the_last_ended_sessions() -> None:
     assert ask(running) == HostSession(ended=False)
     assert list(sessions._sessions) == [running, *ended[-MOST:]]
     assert ask(ended[-1]) == HostSession(ended=True, exit_code=7)
+
+
+def test_session_that_became_another_users_does_not_stop_the_end_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[str, int]] = []
+
+    def send(identity: Identity, number: int) -> bool:
+        sent.append(("process", identity.pid))
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(module, "send_signal", send)
+    monkeypatch.setattr(os, "killpg", lambda group, number: sent.append(("group", group)))
+    forker: Any = None  # the test starts no process
+    sessions = Sessions(forker)
+    for number in (7, 8):
+        sessions._sessions[str(number)] = Helper("a session", Identity(number, 1, "boot"))
+    sessions.end()
+    sessions.answer(HostRequest("exec-signal", session="7", number=signal.SIGINT))
+    assert sent == [(what, pid) for pid in (7, 8, 7) for what in ("process", "group")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -146,8 +147,34 @@ def test_gpus_are_watched_by_the_drivers_own_program_which_ends_with_the_samples
     assert gpus["0"].memory[-1] == 2**30
     assert gpus["1"].use[-1] == 0.0
     samples.stop()
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)  # as its host does
     assert not Path(f"/proc/{pid}").exists()
     samples.stop()
+
+
+def test_a_driver_program_that_does_not_end_does_not_delay_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = os.waitpid
+
+    def waitpid(pid: int, options: int) -> tuple[int, int]:
+        assert options & os.WNOHANG, "the host waits for a program that a driver holds"
+        return wait(pid, options)
+
+    samples = Usage(*host(tmp_path))
+    with subprocess.Popen(["sleep", "600"], stdout=subprocess.PIPE) as held:
+        assert held.stdout is not None
+        os.set_blocking(held.stdout.fileno(), False)
+        samples._gpu = held
+        monkeypatch.setattr(os, "kill", lambda pid, number: None)  # a driver holds the process
+        monkeypatch.setattr(os, "waitpid", waitpid)
+        try:
+            samples.stop()
+        finally:
+            monkeypatch.undo()
+            held.returncode = None
+            held.kill()
 
 
 def test_without_a_driver_program_or_gpus_nothing_is_started(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ import pytest
 
 from rayjobs.core.errors import UsageError
 from rayjobs.injob.identity import own_identity
+from rayjobs.node import linger as module
 from rayjobs.node.linger import PREPARED_S, Linger
 from rayjobs.protocol.agent import AgentLeavingError, AgentLostError
 from rayjobs.protocol.calls import FREE_PORT, HELLO, Nothing, Port
@@ -77,6 +79,21 @@ def test_agent_stays_while_an_unfollowed_host_lives(time: Time, tmp_path: Path) 
     time.now_s += 10 * PREPARED_S
     assert linger.due_in_s() > 0
     write_host(tmp_path, me.pid, me.start_time - 1)  # another process had this pid
+    assert linger.due_in_s() == 0
+
+
+def test_agent_stays_while_it_cannot_open_the_record_of_a_host(
+    time: Time, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_root: str) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(module, "host_of", full)
+    linger = Linger(30.0, time)
+    linger.expect(on_node(tmp_path))
+    time.now_s += 10 * PREPARED_S
+    assert linger.due_in_s() > 0
+    monkeypatch.undo()
     assert linger.due_in_s() == 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -148,3 +150,31 @@ def test_a_session_keeps_a_bounded_number_of_logs_and_never_touches_others(
     left = [file.name for file in node.session.iterdir()]
     assert theirs.name in left
     assert len(left) <= 1 + 3 + 1
+
+
+def test_end_waits_for_the_copy_that_a_canceled_call_has_left_at_work(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.log_file(1).write_bytes(b"one\n")
+    target = node.session / f"job-driver-{JOB}.log"
+    copy = served_log._Copy(node.log_file(1), node.root(1), target, JOB, 1, follows=False)
+    is_reading, may_go_on, pread = threading.Event(), threading.Event(), os.pread
+
+    def slow(*arguments: int) -> bytes:
+        if not is_reading.is_set():
+            is_reading.set()
+            assert may_go_on.wait(30)
+        return pread(*arguments)
+
+    monkeypatch.setattr(os, "pread", slow)
+    copying = threading.Thread(target=copy.copy_new)
+    copying.start()
+    assert is_reading.wait(30)
+    ending = threading.Thread(target=copy.end)
+    ending.start()
+    ending.join(0.2)
+    assert ending.is_alive()
+    may_go_on.set()
+    for thread in (copying, ending):
+        thread.join(30)
+    assert node.copied() == "one\n"
