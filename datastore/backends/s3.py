@@ -16,7 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rayjobs.datastore.backends.base import CountBytes, Folder, StoredFile, ignore_bytes
+from rayjobs.datastore.backends.base import (
+    CountBytes,
+    Folder,
+    Stopped,
+    StoredFile,
+    ignore_bytes,
+)
 from rayjobs.datastore.backends.s3_settings import S3Settings
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.digests import CHUNK_BYTES, digest_of_file, hex_of
@@ -94,6 +100,9 @@ class S3Backend:
         """See `Backend`. A broken response is continued where it broke off."""
         try:
             return self._fetch(file, to, count)
+        except Stopped:
+            to.unlink(missing_ok=True)
+            raise
         except Exception as error:
             to.unlink(missing_ok=True)
             raise self._explain(error, f"read {file.path!r}") from error
@@ -109,6 +118,8 @@ class S3Backend:
         """See `Backend`."""
         try:
             return self._put(source, clean_path(path), count)
+        except Stopped:
+            raise  # by another file's failure, which is the one to report
         except Exception as error:
             raise self._explain(error, f"write {path!r}") from error
 
@@ -268,7 +279,7 @@ class S3Backend:
                 )
             count(size)
         else:
-            answer = self._put_in_parts(client, source, key, size, metadata, count)
+            answer = self._put_in_parts(client, source, key, size, digest, count)
         return StoredFile(path, size, _etag(answer), digest)
 
     def _put_in_parts(
@@ -277,10 +288,11 @@ class S3Backend:
         source: Path,
         key: str,
         size: int,
-        metadata: dict[str, str],
+        digest: str,
         count: CountBytes,
     ) -> Any:
         target = {"Bucket": self.settings.bucket, "Key": key}
+        metadata, sent = {DIGEST_FIELD: hex_of(digest)}, hashlib.sha256()
         upload = client.create_multipart_upload(**target, Metadata=metadata)["UploadId"]
         part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
         parts: list[dict[str, Any]] = []
@@ -292,7 +304,13 @@ class S3Backend:
                         **target, UploadId=upload, PartNumber=number, Body=chunk
                     )
                     parts.append({"PartNumber": number, "ETag": answer["ETag"]})
+                    sent.update(chunk)
                     count(len(chunk))
+            if sent.hexdigest() != hex_of(digest):
+                raise DataChanged(
+                    f"{source} changed while it was stored; nothing was stored. Store it again "
+                    f"when no program writes to it."
+                )
             return client.complete_multipart_upload(
                 **target, UploadId=upload, MultipartUpload={"Parts": parts}
             )

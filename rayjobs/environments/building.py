@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import functools
 import logging
 import os
@@ -96,9 +97,15 @@ class BuildLog:
         self._file.write(text if text.endswith("\n") else text + "\n")
         self._file.flush()
 
+    def write_if_possible(self, text: str) -> None:
+        """Write text like `write`; a full disk must not stop the build's other output."""
+        with contextlib.suppress(OSError):
+            self.write(text)
+
     def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._file.close()
+        """Close the file. Idempotent; on a full disk, the rest of the text is lost."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def hidden(text: str, secrets: Sequence[str]) -> str:
@@ -219,11 +226,11 @@ async def _copy(
         if len(held) > _CHUNK:  # one line without an end
             lines, held = [*lines, held], ""
         for line in lines:
-            build_log.write(line)
             note(line)
+            build_log.write_if_possible(line)
     if held:
-        build_log.write(held)
         note(held)
+        build_log.write_if_possible(held)
 
 
 class _Tail:

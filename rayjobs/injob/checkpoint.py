@@ -136,7 +136,7 @@ def save(
     finally:
         shutil.rmtree(part, ignore_errors=True)
     if keep is not None:
-        _drop_old(folder, keep)
+        _drop_old(folder, keep, os.path.basename(target))
     return Checkpoint(target, manifest)
 
 
@@ -290,11 +290,12 @@ def _replace_folder(part: str, target: str) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _drop_old(folder: str, keep: int) -> None:
+def _drop_old(folder: str, keep: int, saved: str) -> None:
+    # The one just saved stays, also if it has a lower step than others: a script may go back.
     # Torn ones do not count, or they could push out the last whole one.
     names = sorted(_step_names(folder), key=_step_of, reverse=True)
     whole = [name for name in names if os.path.isfile(os.path.join(folder, name, MANIFEST))]
-    for name in whole[keep:]:
+    for name in [one for one in whole if one != saved][keep - 1 :]:
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
     for name in os.listdir(folder):
         # A part whose writer died. Only old parts are removed: another rank may still write a new

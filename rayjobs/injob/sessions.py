@@ -70,11 +70,13 @@ class Sessions:
             environment["TERM"] = request.terminal
         opened: List[int] = []
         try:
-            # Opening these does not block: the agent holds the other ends.
+            # The agent holds the other ends. If it has been killed, opening must not block: the
+            # host has one thread.
             flags = (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)
             for path, flag in zip(request.files, flags):
                 flag = os.O_RDWR if request.terminal else flag
-                opened.append(os.open(path, flag | os.O_NOCTTY | os.O_CLOEXEC))
+                opened.append(os.open(path, flag | os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK))
+                os.set_blocking(opened[-1], True)  # as the program expects
             helper = helpers.start(
                 helpers.Program(
                     "a session", list(request.arguments or SHELL), environment, plan.work

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rayjobs.core.errors import NotFoundError
+from rayjobs.core.errors import NotFoundError, StoreError
 from rayjobs.results.driver_log import read_from
 from rayjobs.workspace.blobs import BlobStore
 
@@ -139,6 +139,10 @@ class Reader:
                     data = file.read()
             except NotFoundError:
                 break  # a longer piece has replaced it, or the whole log is stored
+            except StoreError:
+                if not found:
+                    raise
+                break  # what was read is not lost: the next call meets the error again
             # The placeholder of a part that was left out has another length, and is read once.
             found += data[self.at - start :] if len(data) == end - start else data
             self.at = end

@@ -112,12 +112,13 @@ class Keeper:
         """Do the work, and pause if it fails. Return False if it is not to be tried again."""
         try:
             work()
-        except RayjobsError as exc:
-            self._say(exc.message)
+        except (RayjobsError, OSError) as exc:  # a full disk must not end the keeper
+            reason = exc.message if isinstance(exc, RayjobsError) else f"it cannot start: {exc}"
+            self._say(reason)
             if not self._is_wanted or self.paths.stop_request.exists():
                 return False
             # The advice would be wrong: the keeper tries again by itself.
-            self._pause(exc.cause if isinstance(exc, StartError) else exc.message)
+            self._pause(exc.cause if isinstance(exc, StartError) else reason)
         return True
 
     def _pause(self, reason: str) -> None:
@@ -146,7 +147,11 @@ class Keeper:
 
         Reading stores needs libraries that the keeper must not load, so a child does it.
         """
-        code = self._run_child("rayjobs.target.unfinished", [], JOBS_LIMIT_S, "jobs.log")
+        try:
+            code = self._run_child("rayjobs.target.unfinished", [], JOBS_LIMIT_S, "jobs.log")
+        except OSError as error:
+            self._say(f"cannot check whether a job waits: {error}")
+            return True
         return code != NO_JOBS
 
     # --- starting ---------------------------------------------------------------------------------
@@ -340,7 +345,8 @@ class Keeper:
 
     def _answer(self, request: str, *, error: str, is_refused: bool = False) -> None:
         if request != "idle":
-            StopAnswer(request, error, is_refused).write(self.paths)
+            with contextlib.suppress(OSError):  # a full disk must not end the keeper
+                StopAnswer(request, error, is_refused).write(self.paths)
 
     def _say(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -12,9 +12,10 @@ import pytest
 from rayjobs import datastore
 from rayjobs.datastore import Datastore, MemoryCatalogue
 from rayjobs.datastore.backends import Backend, open_backend, s3
+from rayjobs.datastore.backends.base import Stopped
 from rayjobs.datastore.backends.s3 import DIGEST_FIELD
 from rayjobs.datastore.digests import digest_of, hex_of
-from rayjobs.datastore.errors import AccessDenied, DataNotFound
+from rayjobs.datastore.errors import AccessDenied, DataChanged, DataNotFound
 from rayjobs.datastore.kept import Tally
 from tests.contract.test_datastore_backends import BackendContract
 from tests.storage.server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
@@ -169,3 +170,37 @@ def test_a_client_is_not_shared_with_a_forked_process(s3_server: S3Server, tmp_p
         timeout=200,
         cwd=Path(datastore.__file__).parents[2],
     )
+
+
+def test_large_file_that_changes_while_it_is_stored_is_refused(
+    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "SINGLE_PUT_BYTES", 1 << 20)
+    monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)
+    backend, large = s3_server.backend(), tmp_path / "large"
+    large.write_bytes(os.urandom(6 << 20))
+
+    def rewrite(_: int) -> None:
+        large.write_bytes(os.urandom(6 << 20))
+
+    with pytest.raises(DataChanged, match="changed while it was stored"):
+        backend.put(large, "large", rewrite)
+    assert list(backend.walk("")) == []
+
+
+def test_failure_of_one_file_is_not_replaced_by_the_end_of_the_others(
+    s3_server: S3Server, tmp_path: Path
+) -> None:
+    backend = s3_server.backend()
+    (tmp_path / "a").write_bytes(b"a")
+
+    def stop(_: int) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        backend.put(tmp_path / "a", "a", stop)
+    backend.put(tmp_path / "a", "a")
+    (listed,) = backend.walk("")
+    with pytest.raises(Stopped):
+        backend.fetch(listed, tmp_path / "back", stop)
+    assert not (tmp_path / "back").exists()

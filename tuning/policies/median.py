@@ -37,10 +37,11 @@ class MedianStoppingPolicy(Policy):
         finite = (
             [value for value in values if math.isfinite(value)] for values in history.values()
         )
-        averages = [statistics.fmean(values) for values in finite if values]
+        averages = [_mean(values) for values in finite if values]
         if not averages:
             return None
-        median = statistics.median(averages)
+        # Halved first: the sum of finite values may not be finite.
+        median = statistics.median_low(averages) / 2 + statistics.median_high(averages) / 2
         own = goal.best(history[trial])
         if own is None:
             return stop_diverged(trial, interval, median, "the median of the running averages")
@@ -51,3 +52,10 @@ class MedianStoppingPolicy(Policy):
             f"{shown(own)} {sign} {shown(median)}, the median of {len(averages)} running averages"
         )
         return Stop(trial, interval, numbers, own, median)
+
+
+def _mean(values: list[float]) -> float:
+    try:
+        return statistics.fmean(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import compileall
 import os
 import signal
@@ -181,6 +182,37 @@ def test_a_log_has_no_password(tmp_path: Path) -> None:
     log.write("fetching https://robot:abc@host/x and hunter2\n")
     log.close()
     assert (tmp_path / "log").read_text() == "fetching https://****@host/x and ****\n"
+
+
+@pytest.mark.parametrize(
+    "output",
+    ["print('No space left on device')", "print('x\\n' * 400_000 + 'No space left on device')"],
+)
+def test_log_on_a_full_disk_does_not_hide_the_failure_of_a_build(
+    tmp_path: Path, output: str
+) -> None:
+    (tmp_path / "log").symlink_to("/dev/full")
+    log = building.BuildLog(tmp_path / "log")
+    words = [sys.executable, "-c", f"{output}; exit(1)"]
+
+    async def run() -> None:
+        await asyncio.wait_for(
+            building.run(
+                words,
+                env={},
+                cwd=tmp_path,
+                build_log=log,
+                control=building.Control("marker"),
+                doing="the packages cannot be installed",
+                shown="",
+            ),
+            30,
+        )
+
+    with pytest.raises(PrepareError) as caught:
+        asyncio.run(run())
+    assert caught.value.failure_class is FailureClass.STORAGE
+    log.close()
 
 
 @pytest.mark.parametrize("by", ["setpriv", "an interpreter"])

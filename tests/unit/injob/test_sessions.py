@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,3 +55,23 @@ def test_session_that_became_another_users_does_not_stop_the_end_of_the_others(
     sessions.end()
     sessions.answer(HostRequest("exec-signal", session="7", number=signal.SIGINT))
     assert sent == [(what, pid) for pid in (7, 8, 7) for what in ("process", "group")]
+
+
+def test_session_whose_agent_was_killed_does_not_block_the_host(tmp_path: Path) -> None:
+    """The other ends of its files are closed, so that opening them would block."""
+    files = tuple(str(tmp_path / name) for name in ("in", "out", "err"))
+    for path in files:
+        os.mkfifo(path)
+    rank = SimpleNamespace(plan=SimpleNamespace(rank=0), setup=-1, has_ended=False)
+    plan = SimpleNamespace(marker="m", work=str(tmp_path), rank_env=lambda *_: {})
+    forker: Any = SimpleNamespace(
+        ending=SimpleNamespace(has_begun=False), ranks=[rank], plan=plan, secrets={}
+    )
+    answers: list[Any] = []
+    request = HostRequest("exec", session="a", rank=0, files=files)
+    host = threading.Thread(
+        target=lambda: answers.append(Sessions(forker).answer(request)), daemon=True
+    )
+    host.start()
+    host.join(10)
+    assert answers and "cannot be started" in answers[0].error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +53,16 @@ def test_checkpoints_dropped_by_keep_are_removed_from_storage(trainer: Trainer) 
     names = [one.name for one in trainer.workspace.store.files(job.id)]
     assert "outputs/model.pt" in names
     assert not any("step-000000000003" in name for name in names)
+
+
+def test_checkpoint_of_a_lower_step_is_kept_when_it_is_saved(tmp_path: Path) -> None:
+    """A script that goes back after it has diverged, or starts again in a folder that stays."""
+    for step in (800, 900, 1000):
+        checkpoint.save(step, {"m.pt": b"x"}, keep=3, directory=str(tmp_path))
+    saved = checkpoint.save(10, {"m.pt": b"y"}, keep=3, directory=str(tmp_path))
+    assert checkpoint.is_whole(saved.path)
+    left = sorted(int(one.name.rpartition("-")[2]) for one in tmp_path.iterdir())
+    assert left == [10, 900, 1000]
 
 
 def test_no_checkpoint_is_removed_before_a_newer_one_is_complete(trainer: Trainer) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -310,3 +311,28 @@ def test_permanent_storage_outage_ends_the_following(
     with pytest.raises(StoreUnreachableError, match="away"):
         for _ in Logs(workspace, job.id).follow(poll_s=0.0):
             pass
+
+
+def test_pieces_before_one_that_cannot_be_read_are_not_lost(
+    blobs: SharedBlobs, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = Reader(blobs, "live/j/1/0/")
+    for start, data in ((0, b"abc"), (3, b"def")):
+        blobs.put_bytes(data, f"live/j/1/0/{start:016d}-{start + 3:016d}")
+    usual, refuses = blobs.open, [True]
+
+    def opened(key: str) -> Any:
+        if refuses and key.endswith("6"):
+            refuses.clear()
+            raise StoreUnreachableError("the bucket is away")
+        return usual(key)
+
+    monkeypatch.setattr(blobs, "open", opened)
+    assert reader.read() == b"abc"
+    assert (reader.at, reader.given) == (3, 3)
+    assert reader.read() == b"def"
+    assert (reader.at, reader.given) == (6, 6)
+    refuses.append(True)
+    blobs.put_bytes(b"ghi", f"live/j/1/0/{6:016d}-{16:016d}")
+    with pytest.raises(StoreUnreachableError):
+        reader.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import pickle
 import socket
@@ -194,6 +195,21 @@ def test_a_target_without_a_record_of_its_head_is_left_as_it_is(location: Target
     assert follower.failure is not None and "record of its head is missing" in follower.failure
     pause = keeper_state.pause_of(location.paths)
     assert pause is not None and "`rayjobs target stop local` stops it" in pause.reason
+
+
+def test_full_disk_does_not_end_a_keeper_with_work(
+    location: TargetLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(local_head, "new_token", full)
+    kept = Keeper(location, "s1", is_patient=True)
+    assert kept._tries(kept._start_head)
+    pause = keeper_state.pause_of(location.paths)
+    assert pause is not None and "No space left on device" in pause.reason
+    monkeypatch.setattr(kept, "_run_child", full)
+    assert kept._has_jobs()
 
 
 def test_a_keeper_without_work_ends_when_a_start_fails(location: TargetLocation) -> None:

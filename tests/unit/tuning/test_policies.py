@@ -329,3 +329,13 @@ def test_wrong_settings_are_refused_with_a_remedy(data: Any, path: str, message:
 
 def test_no_policy_means_no_termination() -> None:
     assert parse_policy(None) == parse_policy("none") == NoTerminationPolicy()
+
+
+def test_median_of_values_whose_sum_is_not_finite() -> None:
+    table = {0: [1.0, 1.0], 1: [1e308, 1.5e308]}
+    stop = MedianStoppingPolicy().judge(table, 1, 2, goal=MIN)
+    assert stop is not None and math.isfinite(stop.threshold)
+    assert MedianStoppingPolicy().judge(table, 0, 2, goal=MIN) is None
+    both = {0: [1e308, 1e308], 1: [1.2e308, 1.2e308]}
+    stop = MedianStoppingPolicy().judge(both, 1, 2, goal=MIN)
+    assert stop is not None and stop.threshold == 1.1e308
