@@ -271,7 +271,7 @@ def _run_line(line: str, names: dict[str, Any], assigned: bool = False) -> Any:
         return os.environ.get(key.strip())
     if magic in TIMED:
         if magic == "timeit":
-            rest = rest[_TIMEIT_OPTIONS.match(rest).end() :]  # type: ignore[union-attr]  # matches ""
+            rest = _TIMEIT_OPTIONS.sub("", rest, count=1)  # matches at the start, if only ""
         with _timed():
             exec(compile(rest, "<%time>", "exec"), names)  # noqa: S102
         return None

@@ -184,7 +184,7 @@ class StoreLostError(StoreError):
 
 
 class DamagedError(StoreError):
-    """Stored bytes are missing or are not those that were stored; another try does not help."""
+    """Bytes are missing, or they are not those whose digest was announced or recorded."""
 
 
 class StoreBusyError(StoreError):

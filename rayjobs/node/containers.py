@@ -42,7 +42,7 @@ from rayjobs.injob import container as injob_container
 from rayjobs.injob.lazy_dataclass import dataclass
 from rayjobs.injob.plan import Bind, ContainerPlan, LaunchPlan, Limit, MemoryFolder
 from rayjobs.launch import openmpi
-from rayjobs.node import trial
+from rayjobs.node import probe
 from rayjobs.node.build_logs import store_build_log, store_file
 from rayjobs.node.hosts import read_secrets
 from rayjobs.node.workspaces import Workspaces
@@ -68,7 +68,7 @@ class Capability:
     Attributes:
         why: Why it cannot run images; empty if it can.
         why_no_overlay: Why each attempt needs a copy of its image; empty if it does not.
-        is_certain: Whether a trial gave this answer, and did not fail itself.
+        is_certain: Whether a probe gave this answer, and did not fail itself.
     """
 
     why: str = ""
@@ -80,9 +80,9 @@ def capability_of(folder: Path) -> Capability:
     """Try a container below `folder`. Blocks.
 
     Raises:
-        TrialError: see `trial.run`.
+        ProbeError: see `probe.run`.
     """
-    answer = trial.run(injob_container, injob_container.ContainerProbe, str(folder))
+    answer = probe.run(injob_container, injob_container.ContainerProbe, str(folder))
     return Capability(answer.why, answer.why_no_overlay)
 
 
@@ -112,7 +112,7 @@ class NodeContainers:
         self._snapshots = shared
         self._controls: dict[str, Control] = {}
         self._answers: dict[tuple[str, str], asking.ImageFacts] = {}
-        self._capability = trial.TrialResult(self._try, failed=_uncertain)
+        self._capability = probe.ProbeResult(self._try, failed=_uncertain)
 
     def capability(self) -> Capability:
         """Return this node's capability. Blocks briefly at its first use."""

@@ -6,7 +6,7 @@ import logging
 
 from rayjobs.injob import namespace
 from rayjobs.injob.tree import CGROUP, NAMESPACE, SCAN
-from rayjobs.node import trial
+from rayjobs.node import probe
 from rayjobs.target.node_settings import AUTO
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ class NodeContainment:
     def __init__(self, setting: str) -> None:
         """Use the containment that `NodeSettings.containment` sets."""
         self._setting = setting
-        self._levels = trial.TrialResult(_levels, failed=lambda _: (CGROUP, SCAN))
+        self._levels = probe.ProbeResult(_levels, failed=lambda _: (CGROUP, SCAN))
 
     def levels(self) -> tuple[str, ...]:
         """Return the value of a plan's `containment`. Blocks briefly at its first use."""
@@ -36,6 +36,6 @@ def why_no_namespace() -> str:
     """Return why an attempt cannot have a PID namespace here; empty if it can. Blocks.
 
     Raises:
-        TrialError: see `trial.run`.
+        ProbeError: see `probe.run`.
     """
-    return trial.run(namespace, namespace.NamespaceProbe).why
+    return probe.run(namespace, namespace.NamespaceProbe).why

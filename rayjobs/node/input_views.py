@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayjobs.injob import views
-from rayjobs.node import trial
+from rayjobs.node import probe
 
 if TYPE_CHECKING:
     from rayjobs.datastore.protection import Protection
@@ -22,7 +22,7 @@ class InputViews:
         """Try protection below `folder`, which holds the attempts, but only if `is_on`."""
         self._folder = folder
         self._is_on = is_on
-        self._found = trial.TrialResult(self._try, failed=_without)
+        self._found = probe.ProbeResult(self._try, failed=_without)
 
     def protection(self) -> Protection:
         """Return what works here. Blocks briefly at its first use."""
@@ -33,7 +33,7 @@ class InputViews:
 
         if not self._is_on:
             return _without("they are switched off for this target (RAYJOBS_INPUT_VIEWS=0)")
-        answer = trial.run(views, views.ViewsProbe, str(self._folder))
+        answer = probe.run(views, views.ViewsProbe, str(self._folder))
         if answer.why:
             log.info("inputs cannot be made read-only in place: %s", answer.why)
         return Protection(answer.read_only, answer.overlay, answer.why, answer.why_no_overlay)

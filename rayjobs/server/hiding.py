@@ -46,7 +46,8 @@ def without_receivers(value: Any, user: str, owner: str | None = None) -> Any:
 def _without(name: str, value: Any, user: str, owner: str | None) -> Any:
     if name == "notify" and isinstance(value, list) and owner != user:
         return [text for text in value if not _is_hidden(text)]
-    if name == "before" and isinstance(value, str):  # the spec before a revision
+    # The spec before a revision. A history names no owner, so that owners do not see theirs either.
+    if name == "before" and isinstance(value, str):
         try:
             return _json(without_receivers(json.loads(value), user, owner))
         except ValueError:

@@ -20,7 +20,7 @@ from rayjobs.injob.plan import LaunchPlan
 from rayjobs.jobs.rootcause import diagnose
 from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.node.containers import Capability, NodeContainers
-from rayjobs.node.trial import TrialResult
+from rayjobs.node.probe import ProbeResult
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import ContainerRequest
 from rayjobs.snapshots import NodeSnapshots
@@ -116,7 +116,7 @@ def bring(
     )
     node._report = lambda *_: None  # type: ignore[method-assign]
     if able is not None:
-        node._capability = TrialResult(lambda: able, failed=lambda _: able)
+        node._capability = ProbeResult(lambda: able, failed=lambda _: able)
     with pytest.raises(PrepareError) as caught:
         asyncio.run(node.bring(request_of(plan, folder, container=request)))
     assert caught.value.failure_class == whose

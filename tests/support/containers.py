@@ -38,7 +38,7 @@ def python_folders() -> list[str]:
 @functools.cache
 def able() -> Capability:
     """Return what this machine can do with images."""
-    # Raises TrialError: a trial that fails must not count as a machine without containers.
+    # Raises ProbeError: a trial that fails must not count as a machine without containers.
     return capability_of(Path("/tmp"))
 
 

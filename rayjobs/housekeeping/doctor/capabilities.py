@@ -15,7 +15,7 @@ from rayjobs.housekeeping.doctor.findings import DoctorContext, Finding, Level
 from rayjobs.injob import cgroups
 from rayjobs.injob.memory import MemoryLimit, remove_cgroups_of
 from rayjobs.injob.tree import CGROUP, NAMESPACE, Tree, find_cgroup, make_cgroup
-from rayjobs.node import containment, trial
+from rayjobs.node import containment, probe
 from rayjobs.node.input_views import InputViews
 from rayjobs.target.local_head import LOCAL
 from rayjobs.target.node_settings import SCRATCH, NodeSettings, node_root
@@ -185,7 +185,7 @@ def containers(context: DoctorContext) -> Iterator[Finding]:
     inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
     try:
         able = capability_of(folder)
-    except trial.TrialError as error:
+    except probe.ProbeError as error:
         able = Capability(str(error), is_certain=False)
     fetching = f"fetched by {', '.join(found)}" if found else "no program here fetches them"
     data = {
@@ -210,7 +210,7 @@ def containers(context: DoctorContext) -> Iterator[Finding]:
 def _why_no_namespace() -> str:
     try:
         return containment.why_no_namespace()
-    except trial.TrialError as error:
+    except probe.ProbeError as error:
         return str(error)
 
 

@@ -1,4 +1,4 @@
-"""Trials of a machine: an answer is kept, a failed trial is repeated."""
+"""Probes of a machine: an answer is kept, a failed probe is repeated."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rayjobs.injob import namespace
-from rayjobs.node import trial
+from rayjobs.node import probe
 from rayjobs.node.containers import Capability, NodeContainers
-from rayjobs.node.trial import TrialError, TrialResult
+from rayjobs.node.probe import ProbeError, ProbeResult
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.snapshots.node import NodeSnapshots
 
@@ -23,9 +23,9 @@ def program(folder: Path, text: str) -> types.ModuleType:
     return made
 
 
-def test_trial_returns_what_its_program_prints(tmp_path: Path) -> None:
+def test_probe_returns_what_its_program_prints(tmp_path: Path) -> None:
     printed = program(tmp_path, """print('{"works": false, "why": "no"}')""")
-    answer = trial.run(printed, namespace.NamespaceProbe)
+    answer = probe.run(printed, namespace.NamespaceProbe)
     assert (answer.works, answer.why) == (False, "no")
 
 
@@ -37,16 +37,16 @@ def test_trial_returns_what_its_program_prints(tmp_path: Path) -> None:
         ("raise SystemExit(1)", "the trial failed: JSONDecodeError"),
     ],
 )
-def test_trial_without_an_answer_fails(
+def test_probe_without_an_answer_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
 ) -> None:
-    monkeypatch.setattr(trial, "LIMIT_S", 1.0)
-    with pytest.raises(TrialError, match=words):
-        trial.run(program(tmp_path, text), namespace.NamespaceProbe)
+    monkeypatch.setattr(probe, "LIMIT_S", 1.0)
+    with pytest.raises(ProbeError, match=words):
+        probe.run(program(tmp_path, text), namespace.NamespaceProbe)
 
 
-def test_answer_is_kept_and_a_failed_trial_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes: list[str | Exception] = [TrialError("slow"), TrialError("slower"), "works"]
+def test_answer_is_kept_and_a_failed_probe_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes: list[str | Exception] = [ProbeError("slow"), ProbeError("slower"), "works"]
 
     def attempt() -> str:
         found = outcomes.pop(0)
@@ -54,17 +54,17 @@ def test_answer_is_kept_and_a_failed_trial_is_repeated(monkeypatch: pytest.Monke
             raise found
         return found
 
-    result = TrialResult(attempt, failed=lambda why: f"unknown: {why}")
+    result = ProbeResult(attempt, failed=lambda why: f"unknown: {why}")
     assert result.get() == "unknown: slow"
     assert result.get() == "unknown: slow"  # not repeated at once: it may block for a minute
-    monkeypatch.setattr(trial, "AGAIN_S", 0.0)
+    monkeypatch.setattr(probe, "AGAIN_S", 0.0)
     result._again_s = 0.0
     assert result.get() == "unknown: slower"
     assert result.get() == "works"
     assert result.get() == "works"
 
 
-def test_failed_trial_of_a_container_is_no_verdict_on_the_node(
+def test_failed_probe_of_a_container_is_no_verdict_on_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hangs(*command: object, **_: object) -> None:

@@ -1,4 +1,4 @@
-"""Finds out what works on a node, by a trial in a separate process."""
+"""Finds out what works on a node, by a probe in a separate process."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rayjobs.core.text import duration_text
 from rayjobs.injob.messages import Message
 
 LIMIT_S = 60.0
-AGAIN_S = 60.0  # how long the result of a failed trial is used
+AGAIN_S = 60.0  # how long the result of a failed probe is used
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", bound=Message)
 Found = TypeVar("Found")
 
 
-class TrialError(Exception):
-    """A trial gave no answer. This says nothing about the machine."""
+class ProbeError(Exception):
+    """A probe gave no answer. This says nothing about the machine."""
 
 
 def run(program: ModuleType, answer: type[Answer], *arguments: str) -> Answer:
@@ -33,7 +33,7 @@ def run(program: ModuleType, answer: type[Answer], *arguments: str) -> Answer:
     It runs in a separate process: a process that makes a namespace can start no more threads.
 
     Raises:
-        TrialError: It did not end within `LIMIT_S`, did not start, or printed something else.
+        ProbeError: It did not end within `LIMIT_S`, did not start, or printed something else.
     """
     try:
         done = subprocess.run(
@@ -45,38 +45,38 @@ def run(program: ModuleType, answer: type[Answer], *arguments: str) -> Answer:
         )
         return answer.from_json(json.loads(done.stdout))
     except subprocess.TimeoutExpired:
-        raise TrialError(f"the trial did not end within {duration_text(LIMIT_S)}") from None
+        raise ProbeError(f"the trial did not end within {duration_text(LIMIT_S)}") from None
     except (OSError, ValueError) as error:
-        raise TrialError(f"the trial failed: {error!r}") from error
+        raise ProbeError(f"the trial failed: {error!r}") from error
 
 
-class TrialResult(Generic[Found]):
-    """What a trial found. Thread-safe.
+class ProbeResult(Generic[Found]):
+    """What a probe found. Thread-safe.
 
-    An answer is kept for good. After a failed trial, the next one is made after `AGAIN_S`.
+    An answer is kept for good. After a failed probe, the next one is made after `AGAIN_S`.
     """
 
-    def __init__(self, trial: Callable[[], Found], *, failed: Callable[[str], Found]) -> None:
-        """Make the trial at the first use.
+    def __init__(self, probe: Callable[[], Found], *, failed: Callable[[str], Found]) -> None:
+        """Probe at the first use.
 
         Args:
-            trial: Returns what it found; raises TrialError.
-            failed: Returns what to assume after a failed trial, from its error.
+            probe: Returns what it found; raises ProbeError.
+            failed: Returns what to assume after a failed probe, from its error.
         """
-        self._trial = trial
+        self._probe = probe
         self._failed = failed
         self._lock = threading.Lock()
         self._found: Found | None = None
         self._again_s: float | None = None  # None: the answer is kept
 
     def get(self) -> Found:
-        """Return what was found. Blocks while a trial runs."""
+        """Return what was found. Blocks while a probe runs."""
         with self._lock:
             is_due = self._again_s is not None and time.monotonic() >= self._again_s
             if self._found is None or is_due:
                 try:
-                    self._found, self._again_s = self._trial(), None
-                except TrialError as error:
+                    self._found, self._again_s = self._probe(), None
+                except ProbeError as error:
                     log.warning("%s; it is repeated after %s", error, duration_text(AGAIN_S))
                     self._found = self._failed(str(error))
                     self._again_s = time.monotonic() + AGAIN_S
